@@ -222,6 +222,13 @@ def campaign(kills: int, seed: int, workers: int, calls: int, refusing: float, p
                 wrong += wrong_with(store, each, verdicts)
             booked = {one.budget: (one.settled, one.reserved, one.unknown) for one in store.booked()}
             wrong += _money(booked, asked, calls)
+            spend = {
+                (one.project, one.rule): (one.settled, one.reserved, one.unknown)
+                for one in store.spend(by=("project", "rule"))
+            }
+            own, usd = spend["default", "paid"], booked["default/paid/usd"]
+            if round(own[0], 2) != round(usd[0], 2) or round(sum(own), 2) != round(sum(usd), 2):  # to the cent
+                wrong.append(f"the spend of rule 'paid' is {own}, its bookings are {usd}")
         scene.end()
         told = (folder / "monitor.log").read_text()
     print(f"{len(scene.acknowledged)} traces, killed {dict(killed)}; {dict(sorted(verdicts.items()))}")
@@ -233,7 +240,7 @@ def campaign(kills: int, seed: int, workers: int, calls: int, refusing: float, p
 
 def _money(booked: dict[str, tuple[float, float, float]], asked: Counter[str], calls: int) -> list[str]:
     """A call is booked before it is made; what was refused cost nothing."""
-    taken = sum(map(sum, booked.values()))
+    taken = sum(sum(amounts) for budget, amounts in booked.items() if budget.endswith("/calls_per_day"))
     wrong = [f"{asked['answered']} calls were answered, the budget allows {calls}"] if asked["answered"] > calls else []
     if asked["answered"] > taken:
         wrong.append(f"{asked['answered']} calls were answered, and {taken:g} booked")

@@ -1,5 +1,6 @@
 """`spanwise serve --monitor` and `spanwise monitor`, as processes: what they say, what they survive, how they end."""
 
+import json
 import signal
 import subprocess
 import time
@@ -14,7 +15,7 @@ from integration.serving import COMMAND, environment, free_port
 from spanwise.cli.app import app
 from spanwise.collector import connect
 from spanwise.collector.errors import Unavailable
-from spanwise.collector.records import Rule
+from spanwise.collector.records import Booking, Rule, RuleSettings, Spender
 
 RULES = """
 from spanwise.evaluators import evaluator, get_evaluator, judge, Judge, monitor
@@ -139,3 +140,24 @@ def test_a_monitor_without_a_collector_says_what_to_do(tmp_path):
 def test_a_file_that_is_not_there_is_refused():
     result = CliRunner().invoke(app, ["monitor", "rules.py", "--store", "http://127.0.0.1:9"])
     assert "there is no rules file 'rules.py'" in str(result.exception)
+
+
+def test_spend_is_shown_by_evaluator_and_day_with_budgets(tmp_path):
+    at = str(tmp_path / "a.db")
+    with connect(at) as store:
+        settings = RuleSettings(budget={"usd_per_month": 9.0})
+        store.save_rule(Rule(name="r", version="1", evaluators=({"id": "pii"},), settings=settings))
+        spender = Spender(project="default", rule="r", evaluator="polite", model="m", priced=False)
+        budget = "default/r/usd_per_month"
+        store.book(Booking(id="a", budget=budget, amount=2.0, limit=9.0, period="month", spender=spender))
+        store.settle({"a": 1.25})
+    run = CliRunner().invoke
+    result = run(app, ["monitor", "spend", "--store", at, "--by", "rule,evaluator", "--per", "day"])
+    assert result.exit_code == 0, result.output
+    for words in ("day (UTC)", "polite", "$1.25", "1 calls asked models of unknown price", "$1.25 of $9.00 per month"):
+        assert words in result.output
+    (line,) = run(app, ["monitor", "spend", "--store", at, "--by", "model", "--json"]).stdout.splitlines()
+    assert (json.loads(line)["model"], json.loads(line)["settled"]) == ("m", 1.25)
+    assert "no rule has spent" in run(app, ["monitor", "spend", "--store", at, "--rule", "none"]).output
+    assert run(app, ["monitor", "spend", "--store", at, "--per", "year"]).exit_code != 0
+    assert run(app, ["monitor", "spend", "--store", at, "--by", "planet"]).exit_code != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from math import inf, nan
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from looped_cases import loop_over
 from spanwise.collector.errors import Refused, SpanwiseError
-from spanwise.collector.records import Booking, BudgetUsage
+from spanwise.collector.records import Booking, BudgetUsage, Spender
 from spanwise.collector.stores import Store
 
 DAY = 86_400_000_000_000
+HOUR = 3_600_000_000_000
 
 
 def booking(id: str, amount: float = 1.0, **fields: Any) -> Booking:
@@ -109,6 +111,77 @@ def test_what_is_reserved_is_told_before_it_is_settled(store: Store) -> None:
     [one] = store.booked("p/r/usd_per_day")
     start = store.changes().now_ns // DAY * DAY
     assert one == BudgetUsage(budget="p/r/usd_per_day", period_start_ns=start, settled=0.25, reserved=2)
+
+
+# spend
+
+
+def spent(store: Store, id: str, amount: float, actual: float | None = None, **fields: Any) -> None:
+    """A call that one evaluator of a rule made, and what it came to."""
+    by = {"project": "p", "rule": "r", "evaluator": "polite", "model": "m", **fields}
+    assert store.book(booking(id, amount, limit=1e9, spender=Spender(**by))) == [True]
+    if actual is not None:
+        store.settle({id: actual})
+
+
+def test_spend_is_told_by_rule_evaluator_model_and_project(store: Store) -> None:
+    spent(store, "a", 1.0, 0.25)
+    spent(store, "b", 1.0, 0.5, evaluator="kind", model="large")
+    spent(store, "c", 1.0, 0.125, rule="other")
+    spent(store, "d", 2.0, project="q")
+    store.book(booking("e", 3.0, limit=1e9))  # counts on its budget only
+    start = store.changes().now_ns // HOUR * HOUR
+    assert [(one.start_ns, one.settled, one.reserved, one.total) for one in store.spend()] == [
+        (start, 0.875, 2.0, 2.875)
+    ]
+    assert [(one.project, one.rule, one.total) for one in store.spend(by=("project", "rule"))] == [
+        ("q", "r", 2.0),
+        ("p", "r", 0.75),
+        ("p", "other", 0.125),
+    ]
+    assert {(one.model, one.settled) for one in store.spend(by=("model",))} == {("m", 0.375), ("large", 0.5)}
+    assert [one.evaluator for one in store.spend(by=("evaluator",), project="p")] == ["kind", "polite"]
+    assert [one.settled for one in store.spend(rule="other")] == [0.125]
+
+
+def test_spend_has_buckets_of_hours(store: Store) -> None:
+    spent(store, "a", 1.0, 0.25)
+    now = store.changes().now_ns
+    [hour], [day] = store.spend(bucket_ns=HOUR), store.spend(bucket_ns=DAY)
+    assert (hour.start_ns, day.start_ns, day.settled) == (now // HOUR * HOUR, now // DAY * DAY, 0.25)
+    assert store.spend(since_ns=now) == store.spend() != store.spend(until_ns=now - HOUR) == []
+    for wrong in (HOUR - 1, 0, -HOUR):
+        with pytest.raises(Refused, match="multiple of an hour"):
+            store.spend(bucket_ns=wrong)
+    with pytest.raises((Refused, SpanwiseError), match="planet"):
+        store.spend(by=("planet",))  # type: ignore[arg-type]
+
+
+def test_there_is_no_spend_at_first(store: Store) -> None:
+    assert store.spend() == store.spend(by=("rule",), bucket_ns=HOUR) == []
+
+
+def test_calls_of_unknown_price_are_counted(store: Store) -> None:
+    spent(store, "a", 0.0, 0.0, priced=False)
+    spent(store, "b", 0.0, priced=False)
+    [one] = store.spend()
+    assert (one.unpriced, one.total) == (2, 0.0)
+
+
+def test_spend_stays_when_a_budget_is_forgotten(store: Store) -> None:
+    spent(store, "a", 1.0, 0.25)
+    spent(store, "b", 1.0)
+    store.delete_budget("p/r/usd_per_day")
+    [one] = store.spend()
+    assert (one.settled, one.reserved, one.unknown) == (0.25, 0.0, 1.0)  # no one can settle it any more
+
+
+def test_a_month_is_a_period(store: Store) -> None:
+    assert store.book(booking("a", 3, period="month"), booking("b", 3, period="month")) == [True, False]
+    [one] = store.booked()
+    assert datetime.fromtimestamp(one.period_start_ns / 1e9, UTC) == datetime.now(UTC).replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0
+    )
 
 
 # leases

@@ -142,6 +142,25 @@ def test_a_rule_that_was_switched_off_by_hand_stays_off(store: Store) -> None:
     assert store.rules()[0].enabled
 
 
+def test_who_paused_a_rule_is_kept_until_it_is_resumed(store: Store) -> None:
+    store.save_rule(rule(), owner="f")
+    paused = store.change_rule("r", enabled=False)
+    assert paused.paused_by
+    assert abs((paused.paused_ns or 0) - store.changes().now_ns) < 600 * 10**9
+    for version in "12":
+        store.save_rule(rule(version=version), owner="f")
+        store.change_rule("r", settings={"sample_rate": 0.5})
+        store.change_rule("r", enabled=False)  # again: the first one who paused it counts
+        assert (store.rules()[0].paused_by, store.rules()[0].paused_ns) == (paused.paused_by, paused.paused_ns)
+    assert store.change_rule("r", enabled=True).paused_ns is None
+    assert (store.rules()[0].paused_by, store.rules()[0].paused_ns) == ("", None)
+
+
+def test_nobody_can_say_that_another_paused_a_rule(store: Store) -> None:
+    store.save_rule(rule(paused_by="somebody", paused_ns=5))
+    assert (store.rules()[0].paused_by, store.rules()[0].paused_ns) == ("", None)
+
+
 def test_what_decides_cannot_be_changed_in_a_version(store: Store) -> None:
     store.save_rule(rule(project="p"))
     with pytest.raises(Refused, match="filter"):

@@ -214,7 +214,7 @@ def test_status_counts_what_was_decided_and_how_far_that_is(store: Store) -> Non
 
 def test_status_tells_money_errors_rate_and_workers(store: Store) -> None:
     [head] = waiting(store, verdict="failed", reason="boom", states={"concise": {"state": "failed", "error": "bad"}})
-    store.change_rule("r", settings={"sample_rate": 0.5, "paced": 0.5})
+    store.change_rule("r", settings={"sample_rate": 0.5, "paced": 0.5, "budget": {"usd_per_day": 5}})
     store.book(Booking(id="b", budget="default/r/usd_per_day", amount=2, limit=5))
     store.book(Booking(id="c", budget="default/r2/usd_per_day", amount=2, limit=5))
     for _ in range(2):

@@ -55,6 +55,11 @@ def lower_version(db: sqlite3.Connection, version: int) -> None:
     columns = {row[1] for row in db.execute("PRAGMA table_info(traces)")}
     for column in columns & {"prompts", "agents", "finish_reasons", "time_to_first_token_ms"}:  # came with version 22
         db.execute(f"ALTER TABLE traces DROP COLUMN {column}")
+    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'spend'").fetchone():  # came with version 26
+        db.execute("DROP TABLE spend")
+        db.execute("ALTER TABLE bookings DROP COLUMN spend")
+    for column in {row[1] for row in db.execute("PRAGMA table_info(rules)")} & {"paused_by", "paused_ns"}:  # with 27
+        db.execute(f"ALTER TABLE rules DROP COLUMN {column}")
     db.execute(f"PRAGMA user_version = {version}")
 
 

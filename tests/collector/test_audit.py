@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 
 from collector.making import run
 from spanwise.collector.client import HTTPStore
+from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import Forbidden, Unavailable
 from spanwise.collector.records import AuditEvent, Experiment, Feedback, Key, Retention, Rule, Target, iterate_pages
 from spanwise.collector.server import Server
@@ -73,6 +75,32 @@ def test_it_says_who_what_when_and_from_where(store: SQLiteStore) -> None:
     assert (event.action, event.key, event.name, event.address) == ("delete", "id-boss", "boss's", "127.0.0.1")
     assert json.loads(event.about)["filter"] == {"trace_ids": [kept.trace_id]}
     assert before <= event.at_ns <= time.time_ns()
+
+
+def test_pausing_a_rule_is_written_down_with_the_actor_and_pacing_is_not(
+    store: SQLiteStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.save_key(key("boss", scopes=("write",)))
+    store.save_rule(Rule(name="r", version="1", evaluators=()))
+    with Server(store, host="0.0.0.0") as server, caplog.at_level(logging.INFO, "spanwise.audit"):
+        headers = {"x-api-key": "boss"}
+        body = {"enabled": False, "settings": {"paced": 0.5}}
+        assert httpx.patch(f"{server.url}/api/rules/r", json=body, headers=headers, timeout=60).status_code == 200
+        assert httpx.patch(f"{server.url}/api/rules/r", json={"metadata": {}}, headers=headers, timeout=60).is_success
+    [event] = [event for event in store.audit() if event.action == "change_rule"]
+    assert (event.key, event.name, event.address) == ("id-boss", "boss's", "127.0.0.1")
+    assert json.loads(event.about) == {"name": "r", "project": "default", "enabled": False}
+    assert '"audit": "change_rule"' in caplog.text
+    [rule] = store.rules()
+    assert rule.paused_by == "boss's (127.0.0.1)"
+    [status] = store.status()
+    assert re.fullmatch(
+        r"paused by boss's \(127\.0\.0\.1\) since \d{4}-\d\d-\d\d \d\d:\d\d UTC",
+        rule_report.standing(status, time.time_ns())[0],
+    )
+    store.append([kept := run()])
+    [why] = store.why(kept.trace_id)
+    assert why.reason.startswith("filtered: the rule is paused by boss's (127.0.0.1) since ")
 
 
 def test_without_a_server_it_is_the_user_of_the_process(store: SQLiteStore) -> None:

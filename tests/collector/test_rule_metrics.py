@@ -11,7 +11,7 @@ from collector.deciding import HOUR, ruled, traced
 from collector.ruled import done, monitored, taken
 from spanwise.collector.api import create_app
 from spanwise.collector.prometheus_metrics import MAX_METRIC_RULES
-from spanwise.collector.records import Booking, RuleSettings
+from spanwise.collector.records import Booking, RuleSettings, Spender
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 
@@ -63,9 +63,22 @@ def test_what_is_spent(tmp_path):
         ruled(store, name="short", settings=RuleSettings(budget={"usd_per_day": 5.0}))
         store.book(Booking(id="1", budget="default/short/usd_per_day", amount=0.5, limit=5.0))
         text = metrics(store)
+    assert "spanwise_rule_usd" not in text
     own = 'project="default",rule="short",budget="usd_per_day"'
     assert f"spanwise_rule_budget{{{own}}} 5.0\n" in text
     assert f'spanwise_rule_spend{{{own},state="reserved"}} 0.5\n' in text
+
+
+def test_spend_of_the_month_is_told_without_a_budget(tmp_path):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store, name="short")
+        spender = Spender(project="default", rule="short", evaluator="polite", model="m")
+        store.book(Booking(id="1", budget="default/short/usd", amount=0.5, limit=1e9, spender=spender))
+        store.settle({"1": 0.25})
+        text = metrics(store)
+    own = 'project="default",rule="short"'
+    assert f'spanwise_rule_usd{{{own},state="settled"}} 0.25\n' in text
+    assert f'spanwise_rule_usd{{{own},state="unknown"}} 0.0\n' in text
 
 
 @pytest.mark.process

@@ -131,6 +131,8 @@ def test_who_carries_a_rule_out():
     assert rule_report.standing(other, NOW) == ("running workers have another version of this rule", False)
     off = replace(STATUS, rule=replace(RULE, enabled=False))
     assert rule_report.standing(off, NOW) == ("paused", True)
+    off = replace(STATUS, rule=replace(RULE, enabled=False, paused_by="ann", paused_ns=1_800_000_000 * 10**9))
+    assert rule_report.standing(off, NOW) == ("paused by ann since 2027-01-15 08:00 UTC", True)
 
 
 def test_a_worker_that_idles_says_why():

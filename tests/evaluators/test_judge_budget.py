@@ -215,8 +215,8 @@ def test_dollars_are_not_spent_where_a_reply_has_no_bound():
 
 def test_a_booking_that_was_broken_off_is_given_back():
     class Slow(Budget):
-        async def book(self, id, amount):
-            await super().book(id, amount)
+        async def book(self, id, amount, model):
+            await super().book(id, amount, model)
             await asyncio.Event().wait()  # as a store's reply that is on its way
 
     async def cancelled(judge):

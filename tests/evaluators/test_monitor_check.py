@@ -13,6 +13,7 @@ from spanwise.collector.records import Document, Run
 from spanwise.collector.statistics import get_sampling_position
 from spanwise.evaluators import evaluator, get_evaluator, judge, monitor, scripted
 from spanwise.evaluators.monitors import check
+from spanwise.evaluators.monitors.rule_analysis import DAYS_PER_MONTH
 
 HOUR = 3_600_000_000_000
 
@@ -79,6 +80,10 @@ def test_a_budget_in_dollars_lowers_the_rate(store):
     found = check(monitor("r", evaluators=[polite], budget={"usd_per_day": 0.00001}), store)
     assert found.usd > 0.00001
     assert found.paced == pytest.approx(0.00001 / found.usd)
+    month = {"usd_per_month": 0.00001 * DAYS_PER_MONTH}
+    assert check(monitor("r", evaluators=[polite], budget=month), store).paced == pytest.approx(found.paced)
+    both = {**month, "usd_per_day": 0.000005}
+    assert check(monitor("r", evaluators=[polite], budget=both), store).paced == pytest.approx(found.paced / 2)
 
 
 def test_some_are_really_scored_and_nothing_is_kept(store):

@@ -17,9 +17,15 @@ from spanwise.evaluators.monitors.rule_spending import (
     DAY_S,
     MIN_CHANGE_INTERVAL_S,
     PACING_INTERVAL_S,
+    PacedBudget,
     Pacer,
     budget_name,
 )
+
+
+def of_day(now: float, spent: float, limit: float) -> PacedBudget:
+    start = now // DAY_S * DAY_S
+    return PacedBudget(spent, limit, start, start + DAY_S)
 
 
 def a_day(
@@ -34,7 +40,7 @@ def a_day(
         wanted = traffic(now) * PACING_INTERVAL_S * pacer.factor * cost * chance.uniform(0.5, 1.5)
         refused += max(0.0, spent + wanted - limit)
         spent = min(limit, spent + wanted)
-        if pacer.update(now, spent, limit) is not None:
+        if pacer.update(now, of_day(now, spent, limit)) is not None:
             changes.append(now)
         if step % int(3600 / PACING_INTERVAL_S) == 0:
             hours.append(spent)
@@ -72,16 +78,17 @@ def test_what_a_thousandth_of_the_rate_still_costs_stops_at_the_budget() -> None
 def test_a_burst_lowers_a_rate_to_a_thousandth_at_the_lowest() -> None:
     pacer = Pacer(None)
     for step in range(int(3600 / PACING_INTERVAL_S)):
-        pacer.update(step * PACING_INTERVAL_S, step * 100.0, 11.0)
+        now = step * PACING_INTERVAL_S
+        pacer.update(now, of_day(now, step * 100.0, 11.0))
         assert pacer.factor >= MIN_PACING_FACTOR
     assert pacer.factor == MIN_PACING_FACTOR == 0.001
 
 
 def test_a_new_day_begins_with_all_of_its_money() -> None:
     pacer = Pacer(0.01)
-    pacer.update(DAY_S - 4, 5.0, 5.0)
-    pacer.update(DAY_S + 1, 0.0, 5.0)
-    assert pacer.update(DAY_S + 70, 0.001, 5.0) == pytest.approx(0.02)
+    pacer.update(DAY_S - 4, of_day(DAY_S - 4, 5.0, 5.0))
+    pacer.update(DAY_S + 1, of_day(DAY_S + 1, 0.0, 5.0))
+    assert pacer.update(DAY_S + 70, of_day(DAY_S + 70, 0.001, 5.0)) == pytest.approx(0.02)
 
 
 def test_the_rate_in_force_goes_into_the_history_and_is_the_probability(

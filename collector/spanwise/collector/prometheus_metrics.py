@@ -11,7 +11,8 @@ from itertools import chain
 
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import StoreError
-from spanwise.collector.records import Rule, RuleStatus
+from spanwise.collector.records import Rule, RuleStatus, Spend
+from spanwise.collector.rule_policy import find_period
 from spanwise.collector.statistics import SampledMean
 from spanwise.collector.stores import GRAIN_NS, Store, estimate_over_time
 
@@ -152,6 +153,7 @@ _RULE_METRIC_HELP = {
     "spanwise_rule_lag_seconds": "Age of the oldest of these.",
     "spanwise_rule_rate": "Sample rate in force, outside of strata.",
     "spanwise_rule_spend": "Booked on a rule's budget in the present period: settled, reserved, or of unknown cost.",
+    "spanwise_rule_usd": "US dollars of a rule's judge calls in the present UTC month: settled, reserved, or of unknown cost.",
     "spanwise_rule_budget": "Limit of a rule's budget.",
     "spanwise_rule_evaluator_looked": "Evaluations by an evaluator, by the running workers since they started.",
     "spanwise_rule_evaluator_failed": "Evaluations of spanwise_rule_evaluator_looked that failed.",
@@ -179,12 +181,18 @@ class RuleMetrics:
         """Return the metrics of the rules in Prometheus' text format; the cached text if the store cannot answer."""
         if time.monotonic() >= self._until:
             with suppress(StoreError):
-                self._text = _rule_metrics_text(store, store.status()[:MAX_METRIC_RULES])
+                month_ns, _ = find_period("month", time.time_ns())
+                spend = {
+                    (each.project, each.rule): each for each in store.spend(by=("project", "rule"), since_ns=month_ns)
+                }
+                self._text = _rule_metrics_text(store, store.status()[:MAX_METRIC_RULES], spend)
             self._until = time.monotonic() + RULE_CACHE_S
         return self._text
 
 
-def _rule_metrics_text(store: Store, statuses: Sequence[RuleStatus]) -> str:
+def _rule_metrics_text(
+    store: Store, statuses: Sequence[RuleStatus], spend: Mapping[tuple[str | None, str | None], Spend]
+) -> str:
     series: dict[str, list[tuple[Labels, float]]] = {}
     now_ns = time.time_ns()
     samples: list[Sample] = []
@@ -196,6 +204,11 @@ def _rule_metrics_text(store: Store, statuses: Sequence[RuleStatus]) -> str:
         samples.append(("spanwise_monitor_decided_per_second", (), decided))
     samples += chain.from_iterable(_rule_samples(status, now_ns) for status in statuses)
     samples += chain.from_iterable(_score_samples(store, status.rule, now_ns) for status in statuses)
+    for status in statuses:
+        labels: Labels = (("project", status.rule.project), ("rule", status.rule.name))
+        if (spent := spend.get((status.rule.project, status.rule.name))) is not None:
+            for state in ("settled", "reserved", "unknown"):
+                samples.append(("spanwise_rule_usd", (*labels, ("state", state)), getattr(spent, state)))
     for name, labels, value in samples:
         series.setdefault(name, []).append((labels, value))
     lines = [

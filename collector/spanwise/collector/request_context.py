@@ -23,6 +23,11 @@ class Actor(NamedTuple):
     address: str
     writes: bool = True  # False if the API key may only give feedback
 
+    def __str__(self) -> str:
+        """Return the key's name and the address, as "ann's key (10.0.0.3)"."""
+        who = self.name or (f"key {self.key}" if self.key else "")
+        return f"{who} ({self.address})" if who and self.address else who or f"{self.address} (without a key)"
+
 
 CURRENT_ACTOR: ContextVar[Actor | None] = ContextVar("spanwise.acting", default=None)
 

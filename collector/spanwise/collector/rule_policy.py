@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime, timedelta
 from math import inf, isfinite
 from types import MappingProxyType
 from typing import Any
@@ -13,8 +14,19 @@ from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import metadata_text
 from spanwise.collector.filters import COMPARED_CONDITIONS, Filter, extend_filter, validate_rule_filter
-from spanwise.collector.records import JSON, Backfill, Rule, RuleSettings, SettingsVersion, TraceHead, TraceSummary
+from spanwise.collector.records import (
+    JSON,
+    Backfill,
+    Period,
+    Rule,
+    RuleSettings,
+    SettingsVersion,
+    TraceHead,
+    TraceSummary,
+)
 
+SECOND_NS = 1_000_000_000
+PERIOD_NS: Mapping[Period, int] = {"minute": 60 * SECOND_NS, "day": 86_400 * SECOND_NS}
 MIN_PACING_FACTOR = 1e-3  # lower bound of the factor by which pacing multiplies a rule's rates
 RELATIVE_CONDITIONS = ("since_ns", "until_ns")  # conditions that users give relative to now
 _NUMERIC_SETTINGS = (
@@ -93,7 +105,7 @@ def get_sampling_rate(settings: RuleSettings, passes: Sequence[bool | None]) -> 
     return rate * (1.0 if settings.paced is None else settings.paced), stratum
 
 
-BUDGET_LIMITS = ("usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_minute")
+BUDGET_LIMITS = ("usd_per_month", "usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_minute")
 
 
 def make_backfill(
@@ -151,12 +163,33 @@ def get_initial_cursor(rule: Rule) -> str | None:
     return None if rule.since_ns is not None else str(rule.active_from)
 
 
-def get_budget_name(rule: Rule, limit: str = "") -> str:
-    """Return the name under which a rule's budget is booked, for a limit such as `usd_per_day`.
-
-    Without `limit`, return the common prefix of the rule's budgets.
-    """
+def get_budget_name(rule: Rule, limit: str) -> str:
+    """Return the name under which a rule's budget is booked, for a limit such as `usd_per_day`."""
     return f"{rule.project}/{rule.name}/{limit}"
+
+
+def describe_pause(rule: Rule) -> str:
+    """Return "the rule is paused", with the actor and the time if they are known."""
+    by = f" by {rule.paused_by}" if rule.paused_by else ""
+    if rule.paused_ns is None:
+        return f"the rule is paused{by}"
+    return f"the rule is paused{by} since {datetime.fromtimestamp(rule.paused_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def find_period(period: Period, now_ns: int) -> tuple[int, int]:
+    """Return start and end of the UTC minute, day or month of a time, in nanoseconds."""
+    if period == "month":
+        first = datetime.fromtimestamp(now_ns // SECOND_NS, UTC).replace(day=1, hour=0, minute=0, second=0)
+        later = (first + timedelta(days=31)).replace(day=1)
+        return int(first.timestamp()) * SECOND_NS, int(later.timestamp()) * SECOND_NS
+    start_ns = now_ns - now_ns % PERIOD_NS[period]
+    return start_ns, start_ns + PERIOD_NS[period]
+
+
+def get_budget_period(limit: str) -> Period:
+    """Return the period of a limit such as `usd_per_day`."""
+    periods: tuple[Period, ...] = ("minute", "month")
+    return next((period for period in periods if limit.endswith(f"_per_{period}")), "day")
 
 
 def find_exclusion_reason(rule: Rule, head: TraceHead) -> str | None:

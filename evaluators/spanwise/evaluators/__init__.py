@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from spanwise.evaluators.analysis import analyze, compare, history, sweep
     from spanwise.evaluators.judges import Judge, judge, panel, scripted
     from spanwise.evaluators.monitors import alert, monitor
+    from spanwise.evaluators.scoring.answer_guard import GuardDecision, guard
     from spanwise.evaluators.scoring.pairwise_comparison import pairwise
     from spanwise.evaluators.scoring.threshold_fitting import fit_threshold
 
@@ -44,6 +45,7 @@ __all__ = [
     "Estimate",
     "Evaluator",
     "Experiment",
+    "GuardDecision",
     "Judge",
     "Metric",
     "Skip",
@@ -62,6 +64,7 @@ __all__ = [
     "fit_threshold",
     "from_dict",
     "get_evaluator",
+    "guard",
     "history",
     "judge",
     "list_evaluators",
@@ -76,10 +79,12 @@ __all__ = [
 
 # Names that are imported on first access, because only users of judges and monitors need these modules.
 _LATER = {
+    "GuardDecision": "spanwise.evaluators.scoring.answer_guard",
     "Judge": "spanwise.evaluators.judges",
     "analyze": "spanwise.evaluators.analysis",
     "compare": "spanwise.evaluators.analysis",
     "fit_threshold": "spanwise.evaluators.scoring.threshold_fitting",
+    "guard": "spanwise.evaluators.scoring.answer_guard",
     "history": "spanwise.evaluators.analysis",
     "judge": "spanwise.evaluators.judges",
     "alert": "spanwise.evaluators.monitors",

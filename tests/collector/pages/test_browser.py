@@ -16,7 +16,7 @@ from collector.endless import Slow
 from collector.making import child, run
 from collector.pages.scene import experiment, outcomes, rag
 from collector.ruled import monitored
-from spanwise.collector.records import OpenRun
+from spanwise.collector.records import Booking, OpenRun, Spender
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -56,6 +56,13 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
     for name, scores in (("first", (1.0, None)), ("second", (0.0, 1.0))):
         experiment(kept, name, scores)
     watched = monitored(kept)[0]
+    kept.change_rule(
+        "short", settings={"strata": [{"filter": {"status": "error"}, "rate": 1.0}], "budget": {"usd_per_day": 5}}
+    )
+    for number, model in enumerate(("gpt-4o-mini", "gpt-4o")):
+        spender = Spender(project="default", rule="short", evaluator="polite", model=model)
+        kept.book(Booking(id=model, budget="default/short/usd_per_day", amount=1.0, limit=5.0, spender=spender))
+        kept.settle({model: 0.5} if number else {})
     paths = {
         "traces": "/traces",
         "filtered": "/traces?kind=chain&latency_ms=x",
@@ -75,6 +82,9 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
         "compare": "/compare?ids=id-first,id-second",
         "rules": "/rules",
         "rule": "/rules/short",
+        "sampled out": "/rules/short?verdict=sampled_out",
+        "spend": "/spend",
+        "versions": "/versions?rule=short&by=name&a=answer&b=search",
         "why": f"/traces/{watched}#rules",
         "missing": "/traces/none",
         "long": "/traces?since=2025-01-01",
@@ -123,6 +133,9 @@ NAMES = (
     "compare",
     "rules",
     "rule",
+    "sampled out",
+    "spend",
+    "versions",
     "why",
     "missing",
 )

@@ -6,12 +6,16 @@ import html
 import re
 import time
 from dataclasses import replace
+from hashlib import sha256
 
+import httpx
 import pytest
 
 from collector.deciding import on, ruled, slice, traced
 from collector.ruled import done, monitored, taken, told
-from spanwise.collector.records import Feedback, RuleSettings
+from spanwise.collector.records import Feedback, Key, RuleSettings, Stratum, Target
+from spanwise.collector.server import Server
+from spanwise.collector.statistics import get_sampling_position
 
 
 def page(client, address):
@@ -286,3 +290,109 @@ def test_the_page_of_a_rule_shows_and_changes_its_backfills(store, client):
         assert store.backfills()[0].state == state
     assert client.post("/rules/r", data={**fields, "action": "remove"}).status_code == 400
     assert store.rules()
+
+
+def keyed(secret, **fields):
+    return Key(id=secret, name=f"{secret}'s", sha256=sha256(secret.encode()).hexdigest(), **fields)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("fields", "may"),
+    [
+        ({"scopes": ("read", "write")}, True),
+        ({"scopes": ("read", "write"), "project": "default"}, True),
+        ({"scopes": ("read", "write"), "project": "other"}, False),
+        ({"scopes": ("read",)}, False),
+        ({"scopes": ("read", "ingest", "feedback", "admin")}, False),
+    ],
+)
+def test_pausing_needs_a_key_that_may_change_rules(store, fields, may):
+    ruled(store, name="short")
+    ruled(store, name="own", project="other")
+    store.save_key(keyed("k", **fields))
+    with Server(store, host="0.0.0.0") as server, httpx.Client(headers={"x-api-key": "k"}, timeout=60) as http:
+        shown = http.get(f"{server.url}/rules/{'own' if fields.get('project') == 'other' else 'short'}?project=default")
+        token = re.search(r'name="token" value="([^"]*)"', http.get(f"{server.url}/settings").text)
+        assert ('value="pause"' in shown.text) is ("write" in fields["scopes"])
+        body = {"token": token.group(1), "project": "default", "action": "pause"}
+        answer = http.post(f"{server.url}/rules/short", data=body)
+    assert answer.status_code == (303 if may else 404 if "write" in fields["scopes"] else 403)
+    [rule] = store.rules(project="default")
+    assert (rule.enabled, rule.paused_by) == ((False, "k's (127.0.0.1)") if may else (True, ""))
+
+
+@pytest.mark.process
+def test_the_page_says_who_paused_a_rule(store, client):
+    ruled(store, name="short")
+    with Server(store) as server:
+        token = re.search(r'name="token" value="([^"]*)"', httpx.get(f"{server.url}/settings").text).group(1)
+        body = {"token": token, "project": "default", "action": "pause"}
+        assert httpx.post(f"{server.url}/rules/short", data=body).status_code == 303
+    for address in ("/rules/short", "/rules"):
+        assert re.search(r"paused by 127\.0\.0\.1 \(without a key\) since \d{4}-", page(client, address)[0])
+
+
+def test_strata_are_shown_with_filters_and_rates(store, client):
+    strata = (Stratum(filter={"status": "error"}, rate=1.0), Stratum(filter={"feedback": [["up", "<", 0.5]]}, rate=0.5))
+    ruled(store, name="short", filter={"name": "answer"}, settings=RuleSettings(sample_rate=0.1, strata=strata))
+    text, source = page(client, "/rules/short")
+    assert "1 status 'error' 100 % 2 feedback up < 0.5 50 % others no stratum 10 %" in html.unescape(text)
+    links = [html.unescape(link) for link in re.findall(r'href="(/traces[^"]*)"', source)]
+    assert "/traces?project=default&name=answer&status=error" in links
+    for link in links:
+        assert client.get(link).status_code == 200
+    store.change_rule("short", settings={"paced": 0.5})
+    text, _ = page(client, "/rules/short")
+    assert "Paced by the budget" in text
+    assert "1 status 'error' 100 % 50 %" in html.unescape(text)
+    assert "others no stratum 10 % 5.0 %" in text
+
+
+def test_decisions_have_the_names_and_scores_of_their_traces(store, client):
+    heads = traced(store, 2, name="<i>answer")
+    ruled(store, name="short")
+    taken(store, "short", heads)
+    done(store, "short", ("scored", True), ("failed", "ValueError: no"))
+    foreign = Target(trace_id=heads[0].trace_id)
+    store.add_feedback([Feedback(target=foreign, key="other", score=1.0, rule="another", source="code")])
+    text, source = page(client, "/rules/short")
+    assert text.count("&lt;i&gt;answer") == 2
+    assert "<i>answer" not in source
+    assert re.search(r"scored concise yes", text)
+    assert re.search(r"failed concise error", text)
+    assert "other" not in re.findall(r'class="key">([^<]*)<', source)
+
+
+def test_traces_that_were_sampled_out_are_listed_with_the_reason(store, client):
+    ruled(store, name="short", filter={"name": "answer"}, settings=RuleSettings(sample_rate=0.5))
+    heads = traced(store, 60, name="answer") + traced(store, 3, name="else")
+    out = {head.trace_id for head in heads if get_sampling_position(head.trace_id) >= 0.5 and head in heads[:60]}
+    _, source = page(client, "/rules/short")
+    address = html.unescape(re.search(r'href="([^"]*verdict=sampled_out)"', source).group(1))
+    seen = []
+    while address:
+        text, source = page(client, address)
+        seen += re.findall(r'href="/traces/(\w+)#rules"', source)
+        assert re.search(r"u 0\.\d+ is not below the rate 0\.5", text)
+        older = re.search(r'rel="next" href="([^"]*)"', source)
+        address = html.unescape(older.group(1)) if older else ""
+    assert (set(seen), len(seen)) == (out, len(out))
+
+
+def test_a_rule_that_samples_everything_leaves_no_trace_out(store, client):
+    ruled(store, name="short")
+    traced(store, 3)
+    assert "was sampled out" in page(client, "/rules/short?verdict=sampled_out")[0]
+
+
+def test_a_key_of_one_project_sees_the_page_of_a_rule_of_sessions(store):
+    ruled(store, name="talk", target="session")
+    [head] = traced(store, 1, session_id="s")
+    row = on(head, rule="talk", target=Target(session_id="s"))
+    store.decide(replace(slice(row, upto=head.cursor), rule="talk"))
+    store.save_key(keyed("k", scopes=("read",), project="default"))
+    with Server(store, host="0.0.0.0") as server:
+        answer = httpx.get(f"{server.url}/rules/talk", headers={"x-api-key": "k"}, timeout=60)
+    assert answer.status_code == 200
+    assert "/sessions/s" in answer.text

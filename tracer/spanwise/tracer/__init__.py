@@ -74,6 +74,7 @@ __all__ = [
 SHARED_MODULES = [
     "attribute_names",
     "backoff",
+    "call_recording",
     "configuration",
     "http_connections",
     "lazy_imports",

@@ -167,8 +167,16 @@ class Run:
         source: Literal["code", "model", "human"] = "code",
         author: str | None = None,
         metadata: Mapping[str, object] | None = None,
+        outcome: Literal["score", "error", "skip"] = "score",
+        error: str | None = None,
+        evaluator: str | None = None,
+        version: str | None = None,
     ) -> None:
-        """Attach feedback to this run. A number or bool is a score, a string is a label."""
+        """Attach feedback to this run. A number or bool is a score, a string is a label.
+
+        Feedback of an evaluator names it with its version. Its outcome "error" comes with the error's message, and
+        "skip" with the reason as comment.
+        """
         with error_boundary("feedback"):
             context = self._span.get_span_context()
             if not context.is_valid:
@@ -176,6 +184,13 @@ class Run:
             attributes = build_feedback_attributes(
                 key, value, comment, label, source, author, metadata, limit=self._runtime.limit
             )
+            given = {
+                names.FEEDBACK_OUTCOME: None if outcome == "score" else outcome,
+                names.FEEDBACK_ERROR: error,
+                names.FEEDBACK_EVALUATOR: evaluator,
+                names.FEEDBACK_VERSION: version,
+            }
+            attributes |= {name: text for name, text in given.items() if text is not None}
             resource = self._runtime.resource.attributes
             event = FeedbackEvent(context.trace_id, context.span_id, Clock.now(), attributes, resource)
             captured = self._runtime.spans.captures.get(event.trace_id)

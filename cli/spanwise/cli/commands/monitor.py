@@ -1,4 +1,4 @@
-"""`spanwise monitor`: run the rules of a file; list, pause, resume and remove rules; backfills.
+"""`spanwise monitor`: run the rules of a file; list, pause, resume and remove rules; backfills; spend.
 
 The reports (`check`, `diff`, `compare`, `status`, `why`) are in `monitor_reports`.
 """
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -229,6 +230,63 @@ def remove(name: RuleName, project: Project = None, yes: YesOption = False, at: 
             typer.confirm(f"Remove {_rule_label(rule)}?", abort=True, err=True)
         store.delete_rule(rule.name, project=rule.project)
     print_line(escape_line(f"removed {_rule_label(rule)}{rule_report.comes_back(rule)}"))
+
+
+OfRule = Annotated[str | None, typer.Option("--rule", help="Only this rule.")]
+SpendBy = Annotated[str, typer.Option("--by", help="Group by rule, evaluator, model or project; several: rule,model.")]
+SpendPer = Annotated[str | None, typer.Option("--per", help="One row per hour or day (UTC) and group.")]
+SpendSince = Annotated[str, typer.Option("--since", help="Calls since then: 24h, 30d, or a date.")]
+BUCKETS_NS = {"hour": 3_600_000_000_000, "day": 86_400_000_000_000}
+
+
+def spend(
+    by: SpendBy = "rule",
+    per: SpendPer = None,
+    since: SpendSince = "30d",
+    rule: OfRule = None,
+    project: OfProject = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the US dollars that rules spend on judge calls: settled, reserved, and of unknown cost.
+
+    Example: `spanwise monitor spend --by evaluator,model --per day`
+    """
+    import msgspec
+
+    if per is not None and per not in BUCKETS_NS:
+        raise ValueError(f"--per must be hour or day, got {per!r}")
+    groups: list[Any] = [name.strip() for name in by.split(",")]
+    if "rule" in groups and "project" not in groups:  # names of rules are unique within a project
+        groups.insert(0, "project")
+    with open_store(at) as store:
+        found = store.spend(
+            by=groups,
+            bucket_ns=None if per is None else BUCKETS_NS[per],
+            project=project,
+            rule=rule,
+            since_ns=parse_time(since),
+        )
+        statuses = store.status(project=project)
+    if as_json:
+        emit(map(msgspec.to_builtins, found))
+        return
+    if not found:
+        error_console.print(f"no rule has spent anything on judge calls since {since}", highlight=False)
+        return
+    rows = []
+    for each in found:
+        start = datetime.fromtimestamp(each.start_ns // 10**9, UTC)
+        first = () if per is None else (f"{start:%Y-%m-%d %H:%M}" if per == "hour" else f"{start:%Y-%m-%d}",)
+        names = (escape_line(getattr(each, group) or "–") for group in groups)
+        rows.append((*first, *names, *map(formatting.cost, (each.settled, each.reserved, each.unknown, each.total))))
+    heads = () if per is None else (f"{per} (UTC)",)
+    print_table((*heads, *groups, "settled", "reserved", "cost unknown", "total"), rows)
+    if unpriced := sum(each.unpriced for each in found):
+        print_note(f"{unpriced} calls asked models of unknown price; give their judges price=(…)")
+    for status in statuses:
+        for budget in rule_report.spending(status.rule, status.booked) if rule in (None, status.rule.name) else ():
+            print_note(escape_line(f"budget of {_rule_label(status.rule)}: {budget}"))
 
 
 def _find_rule(store: Store, name: str, project: str | None) -> Rule:
@@ -484,5 +542,6 @@ app.add_typer(backfill_app, name="backfill")
 app.command("check")(monitor_reports.check)
 app.command("diff")(monitor_reports.diff)
 app.command("compare")(monitor_reports.compare)
+app.command("spend")(spend)
 app.command("status")(monitor_reports.status)
 app.command("why")(monitor_reports.why)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +32,7 @@ from spanwise.collector.errors import NotFound
 from spanwise.collector.filter_values import parse_duration, parse_time
 from spanwise.collector.records import DecisionExplanation, Rule, RuleStatus
 from spanwise.collector.rule_policy import MIN_PACING_FACTOR
-from spanwise.collector.statistics import MIN_VERSION_SCORES, SampledMean, VersionDifference
+from spanwise.collector.statistics import SampledMean
 from spanwise.collector.stores import Store, compare_rule_versions, summarize_rule
 from spanwise.collector.terminal_escaping import MAX_MESSAGE_LENGTH, escape_line
 
@@ -395,7 +396,10 @@ OnlyKey = Annotated[str | None, typer.Option("--key", help="Only this feedback k
 StartSince = Annotated[str | None, typer.Option("--since", help="Traces that started since then: 7d, or a date.")]
 StartUntil = Annotated[str | None, typer.Option("--until", help="Traces that started before then.")]
 Margin = Annotated[float | None, typer.Option(min=0, help="Difference that does not matter, in units of the score.")]
-ScaleOption = Annotated[str, typer.Option(help="Lowest and highest possible score, as LOW:HIGH.")]
+ScaleOption = Annotated[
+    str | None,
+    typer.Option(help="Lowest and highest possible score, as LOW:HIGH. Default: as the rule records, or 0:1."),
+]
 
 
 def compare(
@@ -407,7 +411,7 @@ def compare(
     since: StartSince = None,
     until: StartUntil = None,
     margin: Margin = None,
-    scale: ScaleOption = "0:1",
+    scale: ScaleOption = None,
     project: RuleProject = "default",
     at: StoreOption = None,
     as_json: JsonOption = False,
@@ -416,18 +420,18 @@ def compare(
 
     Example: `spanwise monitor compare support --by tag --a v1 --b v2`
     """
-    low, _, high = scale.partition(":")
+    low, _, high = (scale or "").partition(":")
     try:
-        bounds = float(low), float(high)
+        bounds = None if scale is None else (float(low), float(high))
     except ValueError:
         raise ValueError(f"--scale must be LOW:HIGH, such as 0:10, got {scale!r}") from None
     with open_store(at) as store:
-        found = next((each for each in store.rules(project=project) if each.name == rule), None)
-        if found is None:
+        record = next((each for each in store.rules(project=project) if each.name == rule), None)
+        if record is None:
             raise NotFound(f"there is no rule {rule!r} in project {project!r}")
         versions = compare_rule_versions(
             store,
-            found,
+            record,
             by=by,
             a=a,
             b=b,
@@ -436,14 +440,20 @@ def compare(
             until_ns=parse_time(until) if until else None,
             margin=margin,
             scale=bounds,
-            rising=_list_directions(found),
+            rising=_list_directions(record),
         )
     if as_json:
         emit([{**asdict(versions), "ran_together": versions.ran_together}])
         return
     typer.echo(versions.describe_hours())
     head = ("key", f"n {a}", f"n {b}", f"mean {a}", f"mean {b}", "difference (95 %, at all looks)", "conclusion")
-    print_table(tuple(map(escape_line, head)), map(_version_cells, versions.differences.items()))
+    rows = []
+    for name, found in versions.differences.items():
+        counts = [formatting.count(0 if side is None else side.n) for side in (found.a, found.b)]
+        means = ["–" if side is None else formatting.number(side.mean) for side in (found.a, found.b)]
+        interval = "–" if found.low is None else f"{found.difference:+.3g} [{found.low:+.3g}, {found.high:+.3g}]"
+        rows.append((name, *counts, *means, interval, str(found)))
+    print_table(tuple(map(escape_line, head)), rows)
     if versions.of_both:
         print_note(f"{versions.of_both} scores of traces of both versions were left out")
     if versions.unknown:
@@ -451,25 +461,16 @@ def compare(
 
 
 def _list_directions(rule: Rule) -> dict[str, bool]:
-    """Return whether a higher score is better, for the keys of the rule's built-in evaluators."""
-    from spanwise.evaluators import get_evaluator
+    """Return whether a higher score is better, for the keys of a rule's built-in evaluators that it does not record.
+
+    Rules that were created through the API record no metrics.
+    """
+    from spanwise.evaluators import get_evaluator, list_evaluators
 
     directions: dict[str, bool] = {}
-    for evaluator in rule.evaluators:
-        if isinstance(id := evaluator.get("id"), str):
-            directions |= {metric.key: metric.higher_is_better for metric in get_evaluator(id).metrics}
+    known = list_evaluators()
+    for entry in () if rule.metrics else rule.evaluators:
+        if (id := str(entry.get("type") or entry.get("id"))) in known:
+            with suppress(ValueError):  # it needs parameters
+                directions |= {metric.key: metric.higher_is_better for metric in get_evaluator(id).metrics}
     return directions
-
-
-def _version_cells(item: tuple[str, VersionDifference]) -> tuple[str, ...]:
-    key, found = item
-    counts = [0 if side is None else side.n for side in (found.a, found.b)]
-    means = ["–" if side is None else formatting.number(side.mean) for side in (found.a, found.b)]
-    if found.low is None or found.high is None:
-        difference, conclusion = "–", f"inconclusive: {MIN_VERSION_SCORES} scores of each version are needed"
-    else:
-        difference = f"{found.difference:+.3g} [{found.low:+.3g}, {found.high:+.3g}]"
-        conclusion = found.conclusion
-        if found.further:
-            conclusion += f" (about {formatting.count(found.further)} more scores of each version)"
-    return (key, *map(formatting.count, counts), *means, difference, conclusion)

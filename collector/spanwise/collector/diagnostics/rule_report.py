@@ -17,7 +17,7 @@ from spanwise.collector.records import (
     RuleStatus,
     WorkerReport,
 )
-from spanwise.collector.rule_policy import MIN_PACING_FACTOR
+from spanwise.collector.rule_policy import MIN_PACING_FACTOR, describe_pause
 from spanwise.collector.stores.decision_explanation import WORKER_TIMEOUT_NS, find_blocking_reason, is_outdated
 
 WORDS: Mapping[str, str] = {
@@ -87,7 +87,7 @@ def funnel(status: RuleStatus) -> list[FunnelStage]:
 
 
 def spending(rule: Rule, booked: tuple[BudgetUsage, ...]) -> list[BudgetUse]:
-    """Return, for each limit of a rule, the amounts booked in its newest period."""
+    """Return, for each limit of a rule, the amounts booked in its period."""
     newest: dict[str, BudgetUsage] = {}
     for usage in sorted(booked, key=lambda usage: usage.period_start_ns):
         newest[usage.budget.rpartition("/")[2]] = usage
@@ -298,7 +298,7 @@ def find_active_workers(status: RuleStatus, now_ns: int) -> list[WorkerReport]:
 def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
     """Describe which workers run the rule. Also return whether this is normal."""
     if not status.rule.enabled:
-        return "paused", True
+        return describe_pause(status.rule).removeprefix("the rule is "), True
     if active := find_active_workers(status, now_ns):
         # a worker is idle if it does not run the rule, or some of its evaluators
         idles = all(idle(worker, status.rule.name) for worker in active)

@@ -167,6 +167,7 @@ class ControlOperations:
     book = store_operation(Control.book, "POST /api/budgets/book", "monitor")
     settle = store_operation(Control.settle, "POST /api/budgets/settle", "monitor")
     booked = store_operation(Control.booked, "GET /api/budgets", "monitor")
+    spend = store_operation(Control.spend, "GET /api/spend", "monitor", project="argument")
     delete_budget = store_operation(Control.delete_budget, "DELETE /api/budgets/{budget:path}", "monitor")
     why = store_operation(Control.why, "GET /api/why/{trace_id}", "monitor", project="trace")
     status = store_operation(Control.status, "GET /api/status", "monitor", project="argument")

@@ -6,7 +6,9 @@ Modules, in the order in which data flows:
 - `session_pages`: Session list, and a session shown as a conversation.
 - `experiment_pages`: Dataset, experiment and comparison pages.
 - `alert_pages`: Alert list with the state of each group, and one alert with its history.
-- `rule_pages`: Rule list with funnels and costs, and the decisions of one rule.
+- `rule_pages`: Rule list with funnels and costs, and one rule: strata, scores over time, spend, decisions with their scores.
+- `version_page`: Comparison of two versions of an application in production, by the scores of one rule.
+- `spend_page`: Spend of rules on judge calls: chart over time, table by rule, evaluator, model or project, and budgets.
 """
 
 from spanwise.collector.pages.components.rendering import has_scripts

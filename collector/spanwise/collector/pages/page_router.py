@@ -26,7 +26,9 @@ from spanwise.collector.pages import (
     overview,
     rule_pages,
     session_pages,
+    spend_page,
     traces,
+    version_page,
 )
 from spanwise.collector.pages.components import preferences, rendering, saved_views
 from spanwise.collector.query_scheduler import QueryScheduler
@@ -153,6 +155,8 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/analysis/flips", experiment_pages.flips, "read"),
     ("/alerts", alert_pages.alerts, "read"),
     ("/alerts/{name:path}", alert_pages.alert, "read"),
+    ("/spend", spend_page.spend, "read"),
+    ("/versions", version_page.versions, "read"),
     ("/rules", rule_pages.rules, "read"),
     ("/rules/{name:path}", rule_pages.rule, "read"),
     ("/static/{name}", rendering.serve_static, "open"),
@@ -164,6 +168,7 @@ SCAN_VIEWS = (
     experiment_pages.compare,
     experiment_pages.analysis,
     experiment_pages.flips,
+    version_page.versions,
 )  # these scan many traces even without a filter
 
 # all routes of the pages: path, permission that the API key needs, methods
@@ -280,6 +285,8 @@ _LISTS = {
     "/analysis": "experiments",
     "/rules": "rules",
     "/alerts": "alerts",
+    "/spend": "rules",
+    "/versions": "rules",
 }
 
 

@@ -108,13 +108,13 @@ class RuleSettings:
     Changing them creates no new version of the rule. The store keeps the earlier settings.
 
     A target is sampled at the rate of the first stratum whose filter it passes, or else at `sample_rate`. If `paced`
-    is set, every rate is multiplied by it: a factor in (0, 1] that spreads a day's budget over the day.
+    is set, every rate is multiplied by it: a factor in (0, 1] that spreads a budget over its day or month.
     """
 
     sample_rate: float = 1.0
     strata: tuple[Stratum, ...] = ()
-    budget: Mapping[str, float] = field(default_factory=dict)  # limits: usd_per_day, calls_per_day, *_per_minute
-    pace: bool = True  # True: the budget in US dollars is spread over the day
+    budget: Mapping[str, float] = field(default_factory=dict)  # limits: usd_per_month, calls_per_day, …
+    pace: bool = True  # True: budgets in US dollars are spread over the day and the month
     paced: float | None = None
     concurrency: int = 8
     timeout_s: float = 60.0
@@ -140,6 +140,8 @@ class Rule:
     version: str
     # {"id", "parameters"} for registry ids, {"function", "source"} for others
     evaluators: tuple[Mapping[str, JSON], ...]
+    # metrics of the evaluators by key, as experiments record them: range, higher_is_better, threshold, …
+    metrics: tuple[Mapping[str, JSON], ...] = ()
     project: str = "default"
     filter: Mapping[str, JSON] = field(default_factory=dict)
     target: RuleTarget = "trace"
@@ -152,6 +154,9 @@ class Rule:
     # number of the last change before the activation, set by the store: the rule processes later changes
     active_from: int = 0
     enabled: bool = True
+    # actor that paused the rule, and the time; set by the store, and empty for rules that are not paused
+    paused_by: str = ""
+    paused_ns: int | None = None
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     created_ns: int = field(default_factory=time.time_ns)
 
@@ -291,14 +296,30 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spender:
+    """The rule, evaluator and model that a judge call is made for. `priced` is False if the model's price is unknown."""
+
+    project: str
+    rule: str
+    evaluator: str
+    model: str
+    priced: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Booking:
-    """Amount to be reserved on a budget, within its limit, in the current period of the store's clock (UTC)."""
+    """Amount to be reserved on a budget, within its limit, in the current period of the store's clock (UTC).
+
+    A booking with a `spender` is an amount of US dollars that `ControlStore.spend` reports, too. Of the bookings of one
+    call, only one has a spender.
+    """
 
     id: str
     budget: str
     amount: float
     limit: float
     period: Period = "day"
+    spender: Spender | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +331,29 @@ class BudgetUsage:
     settled: float = 0.0
     reserved: float = 0.0  # reserved by calls of the last minute
     unknown: float = 0.0  # reserved by calls whose cost was not known within a minute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spend:
+    """US dollars booked for judge calls that began in one time bucket. Fields that are not grouped by are None.
+
+    `unpriced` counts calls of models whose price is unknown. Their amounts are 0.
+    """
+
+    start_ns: int
+    project: str | None = None
+    rule: str | None = None
+    evaluator: str | None = None
+    model: str | None = None
+    settled: float = 0.0
+    reserved: float = 0.0  # reserved by calls of the last minute
+    unknown: float = 0.0  # reserved by calls whose cost was not known within a minute
+    unpriced: int = 0
+
+    @property
+    def total(self) -> float:
+        """Return the sum of all amounts."""
+        return self.settled + self.reserved + self.unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,9 @@ Verdict = Literal[  # "filtered" and "sampled_out" are computed and never stored
 ]
 RuleTarget = Literal["trace", "span", "document", "session"]
 Scope = Literal["live", "experiments", "both"]
-Period = Literal["minute", "day"]
 BackfillState = Literal["running", "paused", "cancelled", "done"]
+Period = Literal["minute", "day", "month"]
+SpendGroup = Literal["project", "rule", "evaluator", "model"]
 QueueStatus = Literal["waiting", "done", "skipped"]
 DeliveryOutcome = Literal["delivered", "retry", "gave up"]
 

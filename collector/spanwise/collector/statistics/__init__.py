@@ -76,7 +76,7 @@ from spanwise.collector.statistics.paired_tests import (
     sign_flip_test,
     tango_statistic,
 )
-from spanwise.collector.statistics.pass_rules import PassRule, is_passing, make_pass_rules
+from spanwise.collector.statistics.pass_rules import PassRule, is_passing, make_pass_rule, make_pass_rules
 from spanwise.collector.statistics.ppi import CorrectedMean, estimate_ppi_mean
 from spanwise.collector.statistics.quantiles import nearest_rank, percentile, t_quantile
 from spanwise.collector.statistics.repeated_runs import (
@@ -119,7 +119,7 @@ from spanwise.collector.statistics.vendor_result_formats import (
     haystack_results,
 )
 from spanwise.collector.statistics.version_comparison import (
-    MIN_VERSION_SCORES,
+    MIN_VERSION_TRACES,
     VersionDifference,
     VersionMean,
     VersionScore,
@@ -128,7 +128,7 @@ from spanwise.collector.statistics.version_comparison import (
 from spanwise.collector.statistics.weighted_percentiles import SampledPercentile, estimate_percentiles
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
-    "MIN_VERSION_SCORES",
+    "MIN_VERSION_TRACES",
     "WINDOW_BLOCKS",
     "Agreement",
     "AlertCondition",
@@ -181,6 +181,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "chi_square_tail",
     "collect_scores",
     "get_question",
+    "make_pass_rule",
     "make_pass_rules",
     "mcnemar_test",
     "mean_interval",

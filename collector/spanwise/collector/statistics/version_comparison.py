@@ -12,7 +12,7 @@ from math import fsum, log, sqrt
 
 from spanwise.collector.statistics.score_comparison import Word
 
-MIN_VERSION_SCORES = 200  # scores of each version from which a difference is shown, because the interval is asymptotic
+MIN_VERSION_TRACES = 200  # scored traces of each version from which an interval is shown, because it is asymptotic
 _ALPHA = 0.05
 _TAU = 0.05  # of the scale; the differences for which the interval is narrowest
 _PRIOR_SCORES = 2.0  # scores at the middle of the scale in the mean that the variance is computed around
@@ -23,22 +23,25 @@ MAX_FURTHER = 10_000_000  # a larger number of further scores is not stated
 class VersionScore:
     """Score of one trace of a version, with the weight 1/p of its sampling probability p.
 
-    `cluster` is the user, otherwise the session, otherwise the trace.
+    `cluster` is the user, otherwise the session, otherwise the trace. Without a `trace_id`, the score is the only one
+    of its trace.
     """
 
     score: float
     weight: float
     cluster: str
     start_ns: int
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionMean:
-    """Weighted mean of a version's `n` scores, with the variance of that mean over clusters."""
+    """Weighted mean of a version's `n` scores of `traces`, with the variance of that mean over clusters."""
 
     mean: float
     variance: float
     n: int
+    traces: int
     clusters: int
 
 
@@ -46,8 +49,8 @@ class VersionMean:
 class VersionDifference:
     """Difference of two versions, b minus a, with its 95 % confidence sequence from `low` to `high`.
 
-    The interval is None until both versions have `MIN_VERSION_SCORES` scores. `conclusion` has the words of
-    `compare`. `further` is about how many more scores of each version would decide, if the difference stays as it is;
+    The interval is None until both versions have `MIN_VERSION_TRACES` scored traces. `conclusion` has the words of
+    `compare`. `further` is about how many more traces of each version would decide, if the difference stays as it is;
     None if it is decided, or if no reasonable number would do.
     """
 
@@ -58,6 +61,13 @@ class VersionDifference:
     high: float | None
     conclusion: Word
     further: int | None = None
+
+    def __str__(self) -> str:
+        """Format the conclusion, as "better" or "inconclusive (about 1,200 more traces of each version)"."""
+        if self.low is None:
+            return f"inconclusive: {MIN_VERSION_TRACES} scored traces of each version are needed"
+        more = f" (about {self.further:,} more traces of each version)" if self.further else ""
+        return f"{self.conclusion}{more}"
 
 
 def compare_versions(
@@ -81,7 +91,7 @@ def compare_versions(
         raise ValueError(f"margin must be a number >= 0, got {margin!r}")
     of_a, of_b = _estimate_mean(a, scale), _estimate_mean(b, scale)
     difference = None if of_a is None or of_b is None else of_b.mean - of_a.mean
-    if of_a is None or of_b is None or difference is None or min(of_a.n, of_b.n) < MIN_VERSION_SCORES:
+    if of_a is None or of_b is None or difference is None or min(of_a.traces, of_b.traces) < MIN_VERSION_TRACES:
         return VersionDifference(a=of_a, b=of_b, difference=difference, low=None, high=None, conclusion="inconclusive")
     tau = _TAU * (scale[1] - scale[0])
     variance = of_a.variance + of_b.variance
@@ -90,7 +100,7 @@ def compare_versions(
     conclusion = _conclude(low, high, rising, margin)
     further = None
     if conclusion == "inconclusive":
-        further = _further_scores(difference, variance, max(of_a.n, of_b.n), tau, margin)
+        further = _further_scores(difference, variance, max(of_a.traces, of_b.traces), tau, margin)
     return VersionDifference(
         a=of_a, b=of_b, difference=difference, low=low, high=high, conclusion=conclusion, further=further
     )
@@ -98,12 +108,17 @@ def compare_versions(
 
 def _estimate_mean(scores: Iterable[VersionScore], scale: tuple[float, float]) -> VersionMean | None:
     clusters: dict[str, list[float]] = {}
-    n = 0
+    traces: set[str] = set()
+    n = alone = 0
     for score in scores:
         sums = clusters.setdefault(score.cluster, [0.0, 0.0])
         sums[0] += score.weight
         sums[1] += score.weight * score.score
         n += 1
+        if score.trace_id is None:
+            alone += 1
+        else:
+            traces.add(score.trace_id)
     if not clusters:
         return None
     weight = fsum(w for w, _ in clusters.values())
@@ -112,7 +127,7 @@ def _estimate_mean(scores: Iterable[VersionScore], scale: tuple[float, float]) -
     prior = _PRIOR_SCORES * weight / n
     center = (total + prior * (scale[0] + scale[1]) / 2) / (weight + prior)
     variance = fsum((t - center * w) ** 2 for w, t in clusters.values()) / weight**2
-    return VersionMean(mean=total / weight, variance=variance, n=n, clusters=len(clusters))
+    return VersionMean(mean=total / weight, variance=variance, n=n, traces=alone + len(traces), clusters=len(clusters))
 
 
 def _half_width(variance: float, tau: float) -> float:
@@ -133,7 +148,7 @@ def _conclude(low: float, high: float, rising: bool | None, margin: float | None
 
 
 def _further_scores(difference: float, variance: float, n: int, tau: float, margin: float | None) -> int | None:
-    """Return how many more scores of each version would decide: the interval then excludes 0, or is within the margin."""
+    """Return how many more traces of each version would decide: the interval then excludes 0, or is within the margin."""
     target = abs(difference)
     if margin is not None:
         target = max(target, margin - abs(difference))

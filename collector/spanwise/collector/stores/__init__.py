@@ -44,7 +44,12 @@ if TYPE_CHECKING:
     from spanwise.collector.stores.experiment_history import HistoryPoint, list_history
     from spanwise.collector.stores.experiment_statistics import KeyStatistics, estimate_keys
     from spanwise.collector.stores.recorded_metrics import RecordedMetric, list_metrics
-    from spanwise.collector.stores.rule_versions import RuleVersions, compare_rule_versions, make_version_condition
+    from spanwise.collector.stores.rule_versions import (
+        VERSION_FIELDS,
+        RuleVersions,
+        compare_rule_versions,
+        make_version_condition,
+    )
     from spanwise.collector.stores.run_tree import RunNode, derived_fields, make_branch, walk_tree
     from spanwise.collector.stores.score_statistics import (
         GRAIN_NS,
@@ -79,12 +84,13 @@ else:
         experiment_examples="iterate_examples read_run_examples",
         recorded_metrics="RecordedMetric list_metrics",
         trace_store="TraceStore list_open_traces",
-        rule_versions="RuleVersions compare_rule_versions make_version_condition",
+        rule_versions="VERSION_FIELDS RuleVersions compare_rule_versions make_version_condition",
         run_tree="RunNode derived_fields make_branch walk_tree",
     )
 
 __all__ = [
     "GRAIN_NS",
+    "VERSION_FIELDS",
     "Change",
     "ComparisonOptions",
     "ControlStore",

@@ -250,8 +250,10 @@ class ControlBackend(Protocol):
     def save_rules(self, rules: Sequence[Rule], owner: str | None, activate: bool, change: int) -> None:
         """Store rules as `ControlStore.save_rule` does. `change` is the latest change number."""
 
-    def update_rule(self, name: str, project: str, fields: Mapping[str, JSON], change: int) -> Rule:
-        """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number."""
+    def update_rule(self, name: str, project: str, fields: Mapping[str, JSON], change: int, actor: str) -> Rule:
+        """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number, and `actor`
+        who makes the change.
+        """
 
     def rules(self, *, project: str | None = None) -> list[Rule]: ...
 

@@ -37,11 +37,12 @@ from spanwise.collector.records import (
     WeightedScore,
     WorkerReport,
 )
-from spanwise.collector.request_context import CURRENT_ACTOR, Actor
+from spanwise.collector.request_context import CURRENT_ACTOR, Actor, get_current_actor
 from spanwise.collector.rule_policy import (
-    BUDGET_LIMITS,
     build_rule_filters,
+    find_period,
     get_budget_name,
+    get_budget_period,
     get_initial_cursor,
     get_sampling_rate,
     make_backfill,
@@ -271,7 +272,12 @@ class CombinedStore:
 
     def change_rule(self, name: str, *, project: str = "default", **fields: JSON) -> Rule:
         """Change fields that do not affect decisions. See `ControlStore.change_rule`."""
-        return self._control.update_rule(name, project, fields, self._traces.latest_change())
+        actor = str(get_current_actor())
+        rule = self._control.update_rule(name, project, fields, self._traces.latest_change(), actor)
+        if "enabled" in fields:  # other fields are not audited: pacing changes settings every minute
+            about = {"name": name, "project": project, "enabled": fields["enabled"]}
+            self._record_audit_event(make_audit_event("change_rule", about, 1))
+        return rule
 
     def decide(self, *decided: DecisionBatch) -> list[bool]:
         """Record decisions, without those about targets that are not stored. See `ControlStore.decide`."""
@@ -391,17 +397,18 @@ class CombinedStore:
             for job in jobs
         ]
 
-    def why(self, trace_id: str) -> list[DecisionExplanation]:
-        """Explain why each rule did or did not evaluate a trace. See `ControlStore.why`."""
+    def why(self, trace_id: str, *, rule: str | None = None) -> list[DecisionExplanation]:
+        """Explain why each rule, or one, did or did not evaluate a trace. See `ControlStore.why`."""
         head = self._traces.get_trace_head(trace_id)
         booked, now_ns = self._control.booked(), self._now_ns()
         session = None if head.session_id is None else (head.project, head.session_id)
         workers = self._control.workers()
         explanations = []
-        for rule in self._control.rules(project=head.project):
-            context = self._make_context(rule, head, session, now_ns, workers)
-            explanation = decision_explanation.explain_decision(context)
-            explanations.append(replace(explanation, budget=_newest_bookings(rule, booked)))
+        for each in self._control.rules(project=head.project):
+            if rule in (None, each.name):
+                context = self._make_context(each, head, session, now_ns, workers)
+                explanation = decision_explanation.explain_decision(context)
+                explanations.append(replace(explanation, budget=_present_bookings(each, booked, now_ns)))
         return explanations
 
     def _make_context(
@@ -452,7 +459,7 @@ class CombinedStore:
             behind=behind,
             lag_s=0.0 if oldest_ns is None else max(0.0, (now_ns - oldest_ns) / 1e9),
             rate=get_sampling_rate(rule.settings, ())[0],
-            booked=_newest_bookings(rule, booked),
+            booked=_present_bookings(rule, booked, now_ns),
             errors=tuple(dict.fromkeys(map(decision_explanation.describe_decision, self._control.list_failures(rule)))),
             workers=tuple(
                 worker
@@ -546,8 +553,10 @@ def _fail_target(decision: Decision, rule: Rule | None) -> ClaimResult:
     )
 
 
-def _newest_bookings(rule: Rule, booked: Sequence[BudgetUsage]) -> tuple[BudgetUsage, ...]:
-    """Return the newest period of each of a rule's budgets, without those of its backfills."""
-    names = {get_budget_name(rule, limit) for limit in BUDGET_LIMITS}
-    own = {one.budget: one for one in reversed(booked) if one.budget in names}
-    return tuple(own[budget] for budget in sorted(own))
+def _present_bookings(rule: Rule, booked: Sequence[BudgetUsage], now_ns: int) -> tuple[BudgetUsage, ...]:
+    """Return the present period of each of a rule's budgets."""
+    starts = {
+        get_budget_name(rule, limit): find_period(get_budget_period(limit), now_ns)[0] for limit in rule.settings.budget
+    }
+    own = (one for one in booked if starts.get(one.budget) == one.period_start_ns)
+    return tuple(sorted(own, key=lambda one: one.budget))

@@ -35,6 +35,8 @@ from spanwise.collector.records import (
     RuleStatus,
     ScoreSums,
     SettingsVersion,
+    Spend,
+    SpendGroup,
     WeightedScore,
     WorkerReport,
 )
@@ -248,8 +250,8 @@ class ControlStore(Protocol):
         budget.
         """
 
-    def why(self, trace_id: str) -> list[DecisionExplanation]:
-        """Explain for each rule of the trace's project why it did or did not evaluate the trace.
+    def why(self, trace_id: str, *, rule: str | None = None) -> list[DecisionExplanation]:
+        """Explain for each rule of the trace's project, or for one, why it did or did not evaluate the trace.
 
         Raise `NotFound` for an unknown trace.
         """
@@ -397,6 +399,22 @@ class ControlStore(Protocol):
 
     def booked(self, budget: str | None = None) -> list[BudgetUsage]:
         """Return the settled and reserved amounts of one budget or all, newest period first."""
+
+    def spend(
+        self,
+        *,
+        by: Sequence[SpendGroup] = (),
+        bucket_ns: int | None = None,
+        project: str | None = None,
+        rule: str | None = None,
+        since_ns: int | None = None,
+        until_ns: int | None = None,
+    ) -> list[Spend]:
+        """Return the US dollars that rules have booked for judge calls, earliest first, and then the largest amount.
+
+        A call counts in the hour in which it began; hours are kept for 400 days. `bucket_ns` is a multiple of an hour;
+        without it, there is one bucket. `by` lists the fields to group by. Raise `Refused` for invalid arguments.
+        """
 
     def delete_budget(self, budget: str, *, before_ns: int | None = None) -> int:
         """Delete the bookings of all periods, or of those that start before a time. Return the number of periods."""

@@ -18,7 +18,7 @@ from spanwise.collector.records import (
     Verdict,
     WorkerReport,
 )
-from spanwise.collector.rule_policy import find_exclusion_reason, get_sampling_rate, get_sampling_unit
+from spanwise.collector.rule_policy import describe_pause, find_exclusion_reason, get_sampling_rate, get_sampling_unit
 from spanwise.collector.statistics import get_sampling_position
 
 SECOND = 1_000_000_000
@@ -145,7 +145,7 @@ def explain_computed(context: DecisionContext) -> DecisionExplanation:
 
 def _find_exclusion(context: DecisionContext) -> str | None:
     if not context.rule.enabled:
-        return "the rule is paused"
+        return describe_pause(context.rule)
     if reason := find_exclusion_reason(context.rule, context.head):
         return reason
     if failed := [_describe_condition(condition) for condition in context.conditions if condition.passes is False]:
@@ -205,7 +205,7 @@ WORKER_TIMEOUT_NS = 60_000_000_000  # without a report for this long, a worker c
 def find_blocking_reason(rule: Rule, workers: Iterable[WorkerReport], now_ns: int) -> str | None:
     """Return why a rule cannot run; None if some worker runs it."""
     if not rule.enabled:
-        return "the rule is paused"
+        return describe_pause(rule)
     living = [worker for worker in workers if now_ns - worker.seen_ns < WORKER_TIMEOUT_NS]
     serving = [worker for worker in living if worker.project == rule.project and rule.name in worker.rules]
     running = [worker for worker in serving if worker.rules[rule.name] == rule.version]

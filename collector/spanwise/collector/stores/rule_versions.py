@@ -9,7 +9,7 @@ from itertools import islice
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter, extend_filter
-from spanwise.collector.records import Rule, WeightedScore, iterate_pages
+from spanwise.collector.records import JSON, Rule, WeightedScore, iterate_pages
 from spanwise.collector.statistics import VersionDifference, VersionScore, compare_versions
 from spanwise.collector.stores.control_store import Store
 
@@ -67,17 +67,28 @@ def compare_rule_versions(
     since_ns: int | None = None,
     until_ns: int | None = None,
     margin: float | None = None,
-    scale: tuple[float, float] = (0.0, 1.0),
+    scale: tuple[float, float] | None = None,
     rising: Mapping[str, bool] | None = None,
 ) -> RuleVersions:
     """Compare the scores that a rule gave to traces of two versions, key by key.
 
     `by` is the field that tells the versions: one of `VERSION_FIELDS`, or `metadata.KEY`. `since_ns` and `until_ns`
-    select traces by their start. `scale` are the lowest and the highest possible score. `rising`
-    tells per key whether a higher score is better; without it, conclusions say only "higher" and "lower". Scores are
-    weighted as in `summarize_rule`; a user is a cluster, otherwise a session, otherwise a trace. Raises `Refused` for
-    an unknown field, equal versions, a rule whose targets are sessions, and scores outside the scale.
+    select traces by their start. `scale` are the lowest and the highest possible score; None takes those
+    that the rule records for a key, otherwise 0 and 1. `rising` tells per key whether a higher score is better; for
+    other keys, the rule's record does. Without either, conclusions say only "higher" and "lower".
+
+    Scores are weighted as in `summarize_rule`; a user is a cluster, otherwise a session, otherwise a trace. Raises
+    `Refused` for an unknown field, equal versions, a rule whose targets are sessions, a margin below 0, an empty scale,
+    and scores outside the scale.
     """
+    if margin is not None and not margin >= 0:
+        raise Refused(f"margin must be a number >= 0, got {margin!r}")
+    if scale is not None and not scale[0] < scale[1]:
+        raise Refused(f"scale must be a lower and a higher score, got {scale!r}")
+    metrics = {str(metric.get("key")): metric for metric in rule.metrics}
+    directions = {key: metric.get("higher_is_better") is not False for key, metric in metrics.items()}
+    directions |= rising or {}
+    scales: dict[str, tuple[float, float]] = {}
     conditions = {value: extend_filter(None, make_version_condition(by, value)) for value in (a, b)}
     if a == b:
         raise Refused(f"a and b are the same version, {a!r}; name two versions")
@@ -101,12 +112,19 @@ def compare_rule_versions(
             unknown += 1
             continue
         value = float(score.score)
-        if not scale[0] <= value <= scale[1]:
+        if score.key not in scales:
+            scales[score.key] = scale or find_scale(metrics.get(score.key, {}))
+        low, high = scales[score.key]
+        if not low <= value <= high:
             raise Refused(
-                f"a score of {score.key!r} is {value:g}, outside of the scale from {scale[0]:g} to {scale[1]:g}; name the scale of its scores"
+                f"a score of {score.key!r} is {value:g}, outside of the scale from {low:g} to {high:g}; name the scale of its scores"
             )
         version_score = VersionScore(
-            score=value, weight=1 / score.probability, cluster=clusters[side][trace_id], start_ns=score.start_ns
+            score=value,
+            weight=1 / score.probability,
+            cluster=clusters[side][trace_id],
+            start_ns=score.start_ns,
+            trace_id=trace_id,
         )
         sides.setdefault(score.key, ([], []))[side].append(version_score)
     return RuleVersions(
@@ -118,10 +136,18 @@ def compare_rule_versions(
         of_both=sum(1 for score in scores if score.trace_id in of_both),
         unknown=unknown,
         differences={
-            name: compare_versions(*sides[name], rising=(rising or {}).get(name), margin=margin, scale=scale)
+            name: compare_versions(*sides[name], rising=directions.get(name), margin=margin, scale=scales[name])
             for name in sorted(sides)
         },
     )
+
+
+def find_scale(metric: Mapping[str, JSON]) -> tuple[float, float]:
+    """Return the lowest and the highest possible score of a recorded metric; 0 and 1 if they are not recorded."""
+    ends = metric.get("range")
+    if isinstance(ends, list | tuple) and len(ends) == 2 and all(isinstance(end, int | float) for end in ends):
+        return float(ends[0]), float(ends[1])
+    return 0.0, 1.0
 
 
 def make_version_condition(by: str, value: str) -> dict[str, object]:

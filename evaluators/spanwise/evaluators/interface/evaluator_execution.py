@@ -199,6 +199,11 @@ class Evaluator:
         bound = self.timeout is not None or self.retries or self.summary or isinstance(self.function, Batch)
         return not bound and not _is_async(self.function)
 
+    @property
+    def is_async(self) -> bool:
+        """Return whether the function is a coroutine function."""
+        return _is_async(self.function)
+
     async def evaluate_batch(self, cases: Sequence[Case], targets: Sequence[Target]) -> list[list[Feedback]]:
         """Return the feedback on many cases in order, through `batch` if the evaluator has it.
 

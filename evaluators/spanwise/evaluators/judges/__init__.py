@@ -43,16 +43,18 @@ from spanwise.evaluators.judges.llm_client.chat_completions import (
     ParseFailure,
     Token,
 )
-from spanwise.evaluators.judges.llm_client.judge_budget import Amount, Ledger, use_ledger
+from spanwise.evaluators.judges.llm_client.judge_budget import UNKNOWN_MODEL, Amount, AskedModel, Ledger, use_ledger
 from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 from spanwise.evaluators.judges.llm_client.scripted_judge import scripted
 from spanwise.evaluators.judges.prompt_templates import Prompt, prompt
 from spanwise.evaluators.judges.user_defined_judge import judge
 
 __all__ = [
+    "UNKNOWN_MODEL",
     "Amount",
     "Answer",
     "Ask",
+    "AskedModel",
     "Backend",
     "Completion",
     "CutOff",

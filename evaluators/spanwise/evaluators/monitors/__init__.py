@@ -5,7 +5,7 @@ Modules, in the order in which data flows:
 - `monitored_rule`: Rule definition: `monitor(...)`, content version, and its state in the store.
 - `alert_definition`: Alert definition in a rules file: `alert(...)`.
 - `rule_loading`: Rule loading: Python files and API data, file watching, description of the loaded rules.
-- `rule_spending`: Spending of a rule: budget ledger in the store, and pacing of the sample rate over the day.
+- `rule_spending`: Spending of a rule: budget ledger in the store, and pacing of the sample rate over the day and the month.
 - `rule_decision`: Decision of a rule on a trace: filter, sampling probability, targets, decision record.
 - `readiness`: Readiness of traces and sessions: quiet periods, maximum wait, waiting targets, low-water mark.
 - `feed_follower`: Change feed of a rule: lease, slices, decisions, and their delivery to the store.

@@ -19,7 +19,6 @@ from spanwise.collector.former_names import former_names
 from spanwise.collector.records import Case, Claim, ClaimResult, Decision, Feedback, Run, Target, canonical_json
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Evaluator, JudgementBuffer
-from spanwise.evaluators.judges import Ledger
 from spanwise.evaluators.monitors.job_outcome import JobOutcome, finish_unchanged
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule, RuleKey
 from spanwise.evaluators.monitors.process_limits import WorkerMemory
@@ -66,7 +65,7 @@ class JobExecutor:
         store: Store,
         rules: Sequence[ActiveRule],
         holder: str,
-        ledgers: Mapping[RuleKey, Ledger],
+        ledgers: Mapping[RuleKey, StoreLedger],
         sizes: Mapping[str, int],
         claim_s: float,
         wake: threading.Event,

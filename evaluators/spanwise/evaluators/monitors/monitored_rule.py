@@ -14,6 +14,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import parse_time
 from spanwise.collector.filters import Filter, extend_filter, filter_to_dict, parse, validate_filter
 from spanwise.collector.records import JSON, Backfill, Rule, RuleSettings, RuleTarget, Scope, Stratum, canonical_json
+from spanwise.collector.rule_policy import BUDGET_LIMITS, describe_pause
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import (
     Evaluator,
@@ -75,7 +76,6 @@ def _digest(value: JSON) -> str:
 
 
 FilterLike: TypeAlias = "Filter | Mapping[str, Any] | str | None"
-BUDGETS = ("usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_minute")
 # collects the rules of the file that is being loaded
 rules_being_loaded: ContextVar[list[MonitoredRule] | None] = ContextVar("rules_being_loaded", default=None)
 
@@ -122,8 +122,8 @@ def monitor(
     selects the objects to score: traces, their spans (of one `kind`), their documents, or sessions once they are quiet.
     `scope` selects traces of live traffic, of experiments, or both.
 
-    A `budget` has the keys usd_per_day, usd_per_minute, calls_per_day and calls_per_minute. Dollars per day are paced
-    over the day unless `pace=False`. `timeout`, `quiet`, `max_wait` and `session_quiet` are in seconds. If a trace
+    A `budget` has the keys usd_per_month, usd_per_day, usd_per_minute, calls_per_day and calls_per_minute. Dollars per
+    month and per day are paced unless `pace=False`. `timeout`, `quiet`, `max_wait` and `session_quiet` are in seconds. If a trace
     does not report its completion, it is ready `quiet` seconds after its last span. A target larger than `max_bytes`
     is skipped.
 
@@ -155,6 +155,7 @@ def monitor(
         name=name,
         version="",
         evaluators=tuple(make_evaluator_entry(name, evaluator, version) for evaluator in built),
+        metrics=tuple(metric.to_dict() for evaluator in built for metric in evaluator.metrics),
         project=project or os.environ.get("SPANWISE_PROJECT") or "default",
         filter=_normalize_filter(name, filter),
         target=target,
@@ -231,15 +232,15 @@ def _check_number(name: str, argument: str, value: float, *, zero: bool = False)
 
 def _check_budget(name: str, budget: Mapping[str, float]) -> Mapping[str, float]:
     for key, limit in budget.items():
-        if key not in BUDGETS:
-            hint = did_you_mean(key, BUDGETS) or f"; expected one of: {', '.join(BUDGETS)}"
+        if key not in BUDGET_LIMITS:
+            hint = did_you_mean(key, BUDGET_LIMITS) or f"; expected one of: {', '.join(BUDGET_LIMITS)}"
             raise ValueError(f"rule {name!r}: unknown budget {key!r}{hint}")
         _check_number(name, f"budget[{key!r}]", limit, zero=True)
     return dict(budget)
 
 
 API_OWNER = "api"  # owner of rules that were created through the API; the store already has them
-REASON_UNSAVED, REASON_PAUSED = "the rule is not saved yet", "the rule is paused"
+REASON_UNSAVED = "the rule is not saved yet"
 RuleKey: TypeAlias = tuple[str, str]  # (project, name)
 
 
@@ -254,6 +255,7 @@ class ActiveRule:
         self.evaluators: tuple[Evaluator, ...] = rule.evaluators
         self.in_force = rule.record
         self.idle: str | None = REASON_UNSAVED
+        self.is_paused = False
         self.barred: str | None = None  # reason why the rule cannot be executed as it is defined
         self.suspended: str | None = None  # reason why this process does not execute the rule, whatever the store says
         self.backfill: Backfill | None = None  # backfill of this version that is executed now
@@ -270,18 +272,19 @@ class ActiveRule:
 
         A pause is left out: the store knows of it, and a report could be outdated.
         """
-        return None if self.idle == REASON_PAUSED else self.idle
+        return None if self.is_paused else self.idle
 
     def update(self, current: Rule | None) -> None:
         """Update the state from the rule that the store has in force under this name. None means that the rule was
         removed.
         """
+        self.is_paused = current is not None and current.version == self.record.version and not current.enabled
         if current is None:
             self.idle = "the rule was removed"
         elif current.version != self.record.version:
             self.idle = f"version {self.record.version} was superseded by {current.version}"
         elif not current.enabled:
-            self.idle = REASON_PAUSED
+            self.idle = describe_pause(current)
         else:
             self.idle = self.barred or self.suspended
         if current is not None and current.version == self.record.version:

@@ -41,6 +41,7 @@ from spanwise.evaluators.scoring import CaseScorer, Estimate, estimate, load_tur
 from spanwise.evaluators.scoring.judge_calibration import open_optional_store
 
 # maximum number of traces, the newest, that are checked one by one; their share is extrapolated to older ones
+DAYS_PER_MONTH = 365.25 / 12
 MAX_COUNTED_TRACES = 20_000
 IDS_PER_FILTER = 500  # ids per query
 # maximum traces that are read to count their targets, and maximum targets whose judge cost is estimated
@@ -193,11 +194,12 @@ def _summaries(store: Store, filter: Filter) -> Iterator[TraceSummary]:
 
 
 def _pacing_factor(rule: Rule, usd: float | None, seconds: float) -> float | None:
-    limit = rule.settings.budget.get("usd_per_day")
-    if limit is None or usd is None or not rule.settings.pace:
+    budget, days = rule.settings.budget, {"usd_per_day": 1.0, "usd_per_month": DAYS_PER_MONTH}
+    limits = [budget[key] / length for key, length in days.items() if key in budget]
+    if not limits or usd is None or not rule.settings.pace:
         return None
     daily = usd * 86_400 / seconds
-    return max(MIN_PACING_FACTOR, min(1.0, limit / daily)) if daily else 1.0
+    return max(MIN_PACING_FACTOR, min(1.0, min(limits) / daily)) if daily else 1.0
 
 
 def _load_cases(rule: Rule, store: Store, sampled: Sequence[TraceSummary]) -> Iterator[tuple[Target, Case]]:

@@ -29,11 +29,11 @@ from spanwise.evaluators.interface import (
     make_loop_waiter,
     use_judge_context,
 )
-from spanwise.evaluators.judges import Ledger, use_ledger
+from spanwise.evaluators.judges import use_ledger
 from spanwise.evaluators.monitors.circuit_breaker import CircuitBreaker
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule
 from spanwise.evaluators.monitors.process_limits import WorkerMemory
-from spanwise.evaluators.monitors.rule_spending import get_execution_budget
+from spanwise.evaluators.monitors.rule_spending import StoreLedger, get_execution_budget
 from spanwise.evaluators.scoring import CaseScorer
 from spanwise.tracer.propagation import mark_monitor_spans
 
@@ -275,7 +275,7 @@ class RuleExecution:
         active_rule: ActiveRule,
         done: Callable[[EvaluationJob], None],
         judgements: JudgementBuffer,
-        money: Ledger | None,
+        money: StoreLedger | None,
         memory: WorkerMemory,
         now: Callable[[], float],
         backfill: Backfill | None = None,
@@ -406,7 +406,7 @@ class RuleExecution:
         for evaluator in job.evaluators:
             if evaluator.plain and self._may_begin(job, evaluator):
                 job.begin(evaluator.key)
-                with self._evaluator_context(job):
+                with self._evaluator_context(job, evaluator.key):
                     scored = capture_call(
                         lambda e=evaluator: self._scorer.score_on_thread(job.case, job.target, wait, [e])  # type: ignore[misc]
                     )
@@ -426,7 +426,7 @@ class RuleExecution:
 
     async def _run_one(self, job: EvaluationJob, evaluator: Evaluator) -> None:
         seconds = self.get_timeout(evaluator)
-        with self._evaluator_context(job):
+        with self._evaluator_context(job, evaluator.key):
             task = asyncio.ensure_future(self._scorer.score_concurrently(job.case, job.target, [evaluator]))
             await asyncio.wait([task], timeout=seconds)
         if not task.done():
@@ -438,11 +438,11 @@ class RuleExecution:
             error = task.exception()
             self._end(job, evaluator, task.result() if error is None else error)
 
-    def _evaluator_context(self, job: EvaluationJob) -> ExitStack:
+    def _evaluator_context(self, job: EvaluationJob, key: str) -> ExitStack:
         stack = ExitStack()
         stack.enter_context(mark_monitor_spans())
         stack.enter_context(use_judge_context(judgements=self._judgements, target=job.target, inside=None))
-        stack.enter_context(use_ledger(self._money))
+        stack.enter_context(use_ledger(self._money and self._money.of_evaluator(key)))
         return stack
 
     def _end(self, job: EvaluationJob, evaluator: Evaluator, outcome: list[Feedback] | BaseException) -> None:

@@ -1,27 +1,28 @@
-"""Spending of a rule: budget ledger in the store, and pacing of the sample rate over the day.
+"""Spending of a rule: budget ledger in the store, and pacing of the sample rate over the day and the month.
 
-Before each call, its maximum cost is booked in the store. After the call, the booking is settled with the actual
-cost. Concurrent bookings share one request. If a worker dies in between, its bookings remain.
+Before each call, its maximum cost is booked in the store, also for a rule without a budget. After the call, the
+booking is settled with the actual cost. Concurrent bookings share one request. If a worker dies in between, its
+bookings remain.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import NamedTuple
 
-from spanwise.collector.records import Backfill, Booking, BudgetUsage, Period, Rule
-from spanwise.collector.rule_policy import MIN_PACING_FACTOR
+from spanwise.collector.records import Backfill, Booking, BudgetUsage, Period, Rule, Spender
+from spanwise.collector.rule_policy import MIN_PACING_FACTOR, find_period, get_budget_period
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Evaluator, Skip
-from spanwise.evaluators.judges import Amount, Judge
+from spanwise.evaluators.judges import UNKNOWN_MODEL, Amount, AskedModel, Judge, Ledger
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule, RuleKey, rule_key
 
 BATCH_DELAY_S = 0.005  # seconds for which bookings and settlements are collected before they are sent
-PERIOD_LENGTH_S: Mapping[str, int] = {"minute": 60, "day": 86_400}
 STORE_RETRY_S = 2.0  # seconds until the next request if the store did not answer
 # seconds that a call waits for other calls of this worker to be settled, which usually cost less than they reserved
 OWN_CALLS_WAIT_S = 30.0
@@ -41,7 +42,7 @@ class BudgetExceeded(Skip):
 
 
 class BudgetLimit(NamedTuple):
-    """Limit of a budget: US dollars or calls, per day or per minute."""
+    """Limit of a budget: US dollars or calls, per month, day or minute."""
 
     key: str  # key in the rule's budget, such as "usd_per_day"
     limit: float
@@ -49,12 +50,15 @@ class BudgetLimit(NamedTuple):
 
     @property
     def period(self) -> Period:
-        """Return "day" or "minute"."""
-        return "day" if self.key.endswith("day") else "minute"
+        """Return the period of the limit."""
+        return get_budget_period(self.key)
 
     def measure(self, amount: Amount) -> float:
         """Return the part of an amount that counts against this limit."""
         return amount.usd if self.key.startswith("usd") else float(amount.calls)
+
+
+UNLIMITED = BudgetLimit("usd", sys.float_info.max)  # booked for a rule without a limit in US dollars
 
 
 def budget_name(project: str, rule: str, key: str) -> str:
@@ -98,7 +102,6 @@ class _BookingRequest(NamedTuple):
 # Share of each period's budget of a rule that its backfills may use, so that live traffic has the rest
 BACKFILL_SHARE = 0.5
 BACKFILL_PREFIX = "backfill/"  # of the amount that backfills have spent of a rule's own budget
-PACED_BUDGET = "usd_per_day"
 NO_LIMIT = 1e15
 
 
@@ -113,6 +116,8 @@ def get_execution_budget(active_rule: ActiveRule, backfill: Backfill | None) -> 
 class StoreLedger:
     """Budget ledger of one rule or of a backfill, with the limits that are in force. It runs on the event loop of the
     judges.
+
+    One booking of each call carries the spender: that of a limit in US dollars or, if there is none, `UNLIMITED`.
     """
 
     def __init__(self, store: Store, active_rule: ActiveRule, backfill: Backfill | None = None) -> None:
@@ -123,13 +128,23 @@ class StoreLedger:
         self._sender: asyncio.Task[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # calls that wait until another call is settled
 
-    async def book(self, id: str, amount: Amount) -> None:
-        """Reserve an amount. Repeating the call with the same id has no effect. Raises `BudgetExceeded` if the amount
-        does not fit into the budget.
+    def of_evaluator(self, key: str) -> Ledger:
+        """Return the ledger for the calls of one evaluator."""
+        return _EvaluatorLedger(self, key)
+
+    async def book(self, id: str, amount: Amount, model: AskedModel = UNKNOWN_MODEL, evaluator: str = "") -> None:
+        """Reserve an amount for a call of an evaluator. Repeating the call with the same id has no effect.
+
+        Raises `BudgetExceeded` if the amount does not fit into the budget.
         """
         limits = self._list_limits()
+        if not any(limit.key.startswith("usd") for limit in limits):
+            limits.append(UNLIMITED)
+        charged = next(limit for limit in limits if limit.key.startswith("usd") and limit.prefix != BACKFILL_PREFIX)
+        project, rule = self._active_rule.name
+        spender = Spender(project=project, rule=rule, evaluator=evaluator, model=model.name, priced=model.priced)
         until = time.monotonic() + OWN_CALLS_WAIT_S
-        while limits and id not in self._booked:
+        while id not in self._booked:
             bookings = [
                 Booking(
                     id=f"{id}:{limit.prefix}{limit.key}",
@@ -137,6 +152,7 @@ class StoreLedger:
                     amount=limit.measure(amount),
                     limit=limit.limit,
                     period=limit.period,
+                    spender=spender if limit is charged else None,
                 )
                 for limit in limits
             ]
@@ -180,8 +196,8 @@ class StoreLedger:
         budget, job = get_execution_budget(self._active_rule, self._backfill), self._backfill
         prefix = f"backfill/{job.id}/" if job is not None and job.budget else ""
         limits = [BudgetLimit(key, limit, prefix) for key, limit in budget.items()]
-        if job is not None and not job.budget and PACED_BUDGET in budget:
-            limits.append(BudgetLimit(PACED_BUDGET, NO_LIMIT, BACKFILL_PREFIX))
+        if job is not None and not job.budget:
+            limits += [BudgetLimit(key, NO_LIMIT, BACKFILL_PREFIX) for key in PACED_BUDGETS if key in budget]
         return limits
 
     def _start_sending(self) -> None:
@@ -220,8 +236,7 @@ class StoreLedger:
         """Return the error for a call that does not fit, with the state of the budget and the end of its period."""
         periods = self._store.booked(budget_name(*self._active_rule.name, full.prefix + full.key))
         now_ns = self._store.changes(limit=1).now_ns
-        length = PERIOD_LENGTH_S[full.period] * SECOND_NS
-        start_ns = now_ns // length * length
+        start_ns, end_ns = find_period(full.period, now_ns)
         current = (period for period in periods if period.period_start_ns == start_ns)
         used = next(current, BudgetUsage(budget="", period_start_ns=0))
         unknown = f", {used.unknown:.6g} cost unknown" if used.unknown else ""
@@ -229,8 +244,21 @@ class StoreLedger:
             f"{full.key}={full.limit:g}, {used.settled:.6g} spent, {used.reserved:.6g} reserved{unknown}, and this "
             f"call may take {full.measure(amount):.6g}"
         )
-        end_ns = start_ns + length
         return BudgetExceeded(reason, settled=used.settled, left=(end_ns - now_ns) / SECOND_NS, end_ns=end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _EvaluatorLedger:
+    """Ledger of a rule for the calls of one of its evaluators."""
+
+    ledger: StoreLedger
+    evaluator: str
+
+    async def book(self, id: str, amount: Amount, model: AskedModel = UNKNOWN_MODEL) -> None:
+        await self.ledger.book(id, amount, model, self.evaluator)
+
+    async def settle(self, id: str, actual: Amount | None) -> None:
+        await self.ledger.settle(id, actual)
 
 
 PACING_INTERVAL_S = 2.0  # seconds between two measurements of spending
@@ -239,32 +267,50 @@ SPEND_WINDOW_S = 600.0  # seconds over which the rate of spending is measured
 MIN_CHANGE = 0.1  # smaller relative changes are not made, to keep the history short
 MAX_INCREASE = 2.0  # maximum increase of a rate in one change, because spending follows with a delay
 DAY_S = 86_400.0
+PACED_BUDGETS = ("usd_per_month", "usd_per_day")
+
+
+class PacedBudget(NamedTuple):
+    """Amounts of a paced budget in the present period, and the period's start and end in seconds since 1970.
+
+    `spent` is the amount of live traffic, `backfilled` that of backfills.
+    """
+
+    spent: float
+    limit: float
+    start: float
+    end: float
+    backfilled: float = 0.0
 
 
 class Pacer:
     """Pacer of one rule. The rule's sample rates are multiplied by `factor`.
 
-    The factor is at least `MIN_PACING_FACTOR`, so that a burst of traffic does not end the scoring for the day. If
-    spending is still too high, the rule stops when the budget is used up.
+    The factor is at least `MIN_PACING_FACTOR`, so that a burst of traffic does not end the scoring for the
+    period. If spending is still too high, the rule stops when the budget is used up.
     """
 
     def __init__(self, factor: float | None) -> None:
         self.factor = 1.0 if factor is None else factor
         self._measured: deque[tuple[float, float]] = deque()  # (time, amount spent by then)
+        self._period_start = float("-inf")
         self._changed_at: float | None = None
 
     def is_due(self, now: float) -> bool:
         """Return whether spending is to be measured again."""
         return not self._measured or now >= self._measured[-1][0] + PACING_INTERVAL_S
 
-    def update(self, now: float, spent: float, limit: float, backfilled: float = 0.0) -> float | None:
-        """Record the spending. Return the new factor if it changes, else None.
+    def update(self, now: float, *budgets: PacedBudget) -> float | None:
+        """Record the spending of one or more budgets. Return the new factor if it changes, else None.
 
-        The argument `now` is in seconds since 1970, UTC; `spent` is the amount that live traffic spent on this day, and
-        `backfilled` what backfills spent of the same budget.
+        The argument `now` is in seconds since 1970, UTC. The strictest budget counts. The one with the longest
+        period measures the speed, without what backfills spend of it.
         """
-        if self._measured and spent < self._measured[-1][1] - 1e-9 and now // DAY_S != self._measured[-1][0] // DAY_S:
-            self._measured.clear()  # a new day
+        longest = max(budgets, key=lambda budget: budget.end - budget.start)
+        spent, start = longest.spent, longest.start
+        if start != self._period_start:
+            self._measured.clear()
+            self._period_start = start
         self._measured.append((now, spent))
         while now - self._measured[0][0] > SPEND_WINDOW_S:
             self._measured.popleft()
@@ -274,7 +320,7 @@ class Pacer:
         ):
             return None
         speed = (spent - before) / (now - began)  # dollars per second
-        allowed = max(0.0, limit - spent - backfilled) / (DAY_S - now % DAY_S)
+        allowed = min(max(0.0, one.limit - one.spent - one.backfilled) / max(1.0, one.end - now) for one in budgets)
         if speed > 0:
             wanted = max(MIN_PACING_FACTOR, min(1.0, self.factor * MAX_INCREASE, self.factor * allowed / speed))
         else:
@@ -297,21 +343,31 @@ class BudgetPacing:
         """Change the sample rates of those rules that spend too fast or too slowly. `now` is the store's time, in
         seconds since 1970.
         """
-        paced = {rule_key(rule): rule for rule in rules if rule.settings.pace and PACED_BUDGET in rule.settings.budget}
+        paced = {
+            rule_key(rule): rule
+            for rule in rules
+            if rule.settings.pace and any(name in rule.settings.budget for name in PACED_BUDGETS)
+        }
         self._pacers = {name: pacer for name, pacer in self._pacers.items() if name in paced}
         for name, rule in paced.items():
             pacer = self._pacers.setdefault(name, Pacer(rule.settings.paced))
-            if pacer.is_due(now):
-                today = int(now // DAY_S * DAY_S) * SECOND_NS
+            if not pacer.is_due(now):
+                continue
+            budgets = []
+            for limit in (BudgetLimit(*item) for item in rule.settings.budget.items() if item[0] in PACED_BUDGETS):
+                start_ns, end_ns = find_period(limit.period, int(now) * SECOND_NS)
                 total, backfilled = (
                     sum(
-                        day.settled + day.reserved + day.unknown
-                        for day in self._store.booked(budget_name(rule.project, rule.name, prefix + PACED_BUDGET))
-                        if day.period_start_ns == today
+                        one.settled + one.reserved + one.unknown
+                        for one in self._store.booked(budget_name(rule.project, rule.name, prefix + limit.key))
+                        if one.period_start_ns == start_ns
                     )
                     for prefix in ("", BACKFILL_PREFIX)
                 )
-                factor = pacer.update(now, max(0.0, total - backfilled), rule.settings.budget[PACED_BUDGET], backfilled)
-                if factor is not None:
-                    settings = {"paced": None if factor == 1.0 else factor}
-                    self._store.change_rule(rule.name, project=rule.project, settings=settings)
+                live = max(0.0, total - backfilled)
+                ends = start_ns / SECOND_NS, end_ns / SECOND_NS
+                budgets.append(PacedBudget(live, limit.limit, *ends, backfilled))
+            factor = pacer.update(now, *budgets)
+            if factor is not None:
+                settings = {"paced": None if factor == 1.0 else factor}
+                self._store.change_rule(rule.name, project=rule.project, settings=settings)

@@ -9,6 +9,7 @@ Modules, in the order in which data flows:
 - `judge_calibration`: Calibration of judges against human feedback: agreement, biases, prediction-powered
   mean.
 - `threshold_fitting`: Threshold of an evaluator fitted to human feedback, with its confidence interval.
+- `answer_guard`: Guard: evaluators that run inline, before an answer is returned, and may replace it.
 - `pairwise_comparison`: Pairwise comparison of two answers or experiments by a judge, in both orders.
 """
 
@@ -48,6 +49,7 @@ __all__ = [
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
+    "answer_guard",
     "judge_calibration",
     "pairwise_comparison",
     "threshold_fitting",

@@ -21,10 +21,20 @@ class Amount(NamedTuple):
     calls: int = 0
 
 
+class AskedModel(NamedTuple):
+    """Model that a call asks. `priced` is False if its price is unknown, so that the amount has no US dollars."""
+
+    name: str
+    priced: bool
+
+
+UNKNOWN_MODEL = AskedModel("", priced=False)
+
+
 class Ledger(Protocol):
     """Interface for booking calls: a judge's budget in this process, or a budget in a store that many workers share."""
 
-    async def book(self, id: str, amount: Amount) -> None:
+    async def book(self, id: str, amount: Amount, model: AskedModel = UNKNOWN_MODEL) -> None:
         """Reserve an amount for the call `id`. A second booking with the same id has no effect. Raises `Skip` if the
         budget is exhausted.
         """
@@ -75,7 +85,7 @@ class Budget:
         """Return the amount reserved for calls in progress."""
         return _add_amounts(Amount(), *self._booked.values())
 
-    async def book(self, id: str, amount: Amount) -> None:
+    async def book(self, id: str, amount: Amount, model: AskedModel = UNKNOWN_MODEL) -> None:
         """Reserve an amount for the call `id`. A second booking with the same id has no effect. Raises `Skip` if the
         amount would not fit even without the reservations of other calls.
         """

@@ -46,7 +46,7 @@ from spanwise.evaluators.judges.llm_client.endpoint_errors import (
     is_rate_limited,
 )
 from spanwise.evaluators.judges.llm_client.function_backend import make_backend
-from spanwise.evaluators.judges.llm_client.judge_budget import Amount, get_ledgers
+from spanwise.evaluators.judges.llm_client.judge_budget import Amount, AskedModel, get_ledgers
 from spanwise.evaluators.judges.llm_client.judge_dry_run import current_dry_run
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
 from spanwise.evaluators.judges.llm_client.judge_rate_limiter import get_limiter
@@ -319,13 +319,14 @@ class JudgeCall:
         """
         booking = _BudgetReservation(self._judge, compute_max_cost(self._judge, ask))
         ledgers, id = get_ledgers(self._judge.budget), uuid4().hex
+        model = AskedModel(self._judge.model, priced=self._judge.prices is not None)
         if not ledgers:
             yield booking
             return
         try:
             async with asyncio.timeout(self._deadline.seconds_left):
                 for ledger in ledgers:
-                    await ledger.book(id, booking.amount)
+                    await ledger.book(id, booking.amount, model)
             yield booking
         except BaseException as error:
             booking.fail(error)

@@ -15,7 +15,7 @@ from spanwise.collector.stores.sqlite.database.column_values import decode_recor
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
 MAX_SETTINGS = 20_000  # settings kept per rule: two weeks if pacing changes the rate every minute
-_RULE_COLUMNS = "id, state, active_from, off, data"
+_RULE_COLUMNS = "id, state, active_from, off, data, paused_by, paused_ns"
 _SELECT_SETTINGS = "SELECT version, from_change, created_ns, data FROM settings WHERE project = ? AND name = ?"
 
 
@@ -27,11 +27,19 @@ class StoredRule(NamedTuple):
     active_from: int
     off: int  # paused by a user; loading a rule file does not undo this
     data: str
+    paused_by: str | None
+    paused_ns: int | None
 
     @property
     def rule(self) -> Rule:
         rule = decode_record(Rule, self.data)
-        return replace(rule, active_from=self.active_from, enabled=rule.enabled and not self.off)
+        return replace(
+            rule,
+            active_from=self.active_from,
+            enabled=rule.enabled and not self.off,
+            paused_by=self.paused_by or "",
+            paused_ns=self.paused_ns,
+        )
 
 
 class Rules(Backend):
@@ -93,9 +101,11 @@ class Rules(Backend):
 
     @write_operation
     def update_rule(
-        self, db: sqlite3.Connection, /, name: str, project: str, fields: Mapping[str, JSON], change: int
+        self, db: sqlite3.Connection, /, name: str, project: str, fields: Mapping[str, JSON], change: int, actor: str
     ) -> Rule:
-        """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number."""
+        """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number, and `actor`
+        who makes the change.
+        """
         stored = _find_active(db, project, name)
         if stored is None:
             raise NotFound(f"there is no rule {name!r} in project {project!r}")
@@ -106,8 +116,13 @@ class Rules(Backend):
         validate_rule(changed)
         now = self._file.clock.keep(db)
         off = int(not fields["enabled"]) if "enabled" in fields else stored.off
-        sql = "UPDATE rules SET off = ?, data = ? WHERE id = ?"
-        db.execute(sql, (off, encode_record(replace(changed, enabled=changed.enabled or bool(off))), stored.id))
+        if off and not stored.off:
+            changed = replace(changed, paused_by=actor, paused_ns=now)
+        elif not off:
+            changed = replace(changed, paused_by="", paused_ns=None)
+        data = encode_record(replace(changed, enabled=changed.enabled or bool(off), paused_by="", paused_ns=None))
+        sql = "UPDATE rules SET off = ?, paused_by = ?, paused_ns = ?, data = ? WHERE id = ?"
+        db.execute(sql, (off, changed.paused_by, changed.paused_ns, data, stored.id))
         if changed.settings != stored.rule.settings:
             _record_settings(db, changed, change, now)
         if changed.settings.budget != stored.rule.settings.budget:
@@ -166,12 +181,14 @@ def _activate(
             "load the newer file, or activate this version again (activate=True)"
         )
     db.execute("UPDATE rules SET state = 'superseded' WHERE id = ?", (before.id if before else None,))
-    row = (rule.project, rule.name, rule.version, rule.owner, change, before.off if before else 0, encode_record(rule))
+    paused = (before.off, before.paused_by, before.paused_ns) if before else (0, None, None)
+    row = (rule.project, rule.name, rule.version, rule.owner, change, *paused, encode_record(rule))
     db.execute(
-        "INSERT INTO rules (project, name, version, state, owner, active_from, off, data)"
-        " VALUES (?,?,?,'in force',?,?,?,?)"
+        "INSERT INTO rules (project, name, version, state, owner, active_from, off, paused_by, paused_ns, data)"
+        " VALUES (?,?,?,'in force',?,?,?,?,?,?)"
         " ON CONFLICT (project, name, version) DO UPDATE SET state = excluded.state, owner = excluded.owner,"
-        " active_from = excluded.active_from, off = excluded.off, data = excluded.data",
+        " active_from = excluded.active_from, off = excluded.off, paused_by = excluded.paused_by,"
+        " paused_ns = excluded.paused_ns, data = excluded.data",
         row,
     )
     _record_settings(db, rule, change, now)

@@ -483,6 +483,20 @@ _CREATE_BACKFILLS = (
 )
 
 
+# US dollars of judge calls by the hour in which they began. `open` is reserved or of unknown cost
+_SPEND_TABLE = (
+    "CREATE TABLE spend (id INTEGER PRIMARY KEY, hour_ns INTEGER NOT NULL, project TEXT NOT NULL, rule TEXT NOT NULL,"
+    " evaluator TEXT NOT NULL, model TEXT NOT NULL, settled REAL NOT NULL DEFAULT 0, open REAL NOT NULL DEFAULT 0,"
+    " unpriced INTEGER NOT NULL DEFAULT 0)",
+    "CREATE UNIQUE INDEX spend_by_hour ON spend (hour_ns, project, rule, evaluator, model)",
+    "ALTER TABLE bookings ADD COLUMN spend INTEGER",  # id of a row of `spend`
+)
+
+
+# Actor that paused a rule, and the time
+_PAUSE_COLUMNS = ("ALTER TABLE rules ADD COLUMN paused_by TEXT", "ALTER TABLE rules ADD COLUMN paused_ns INTEGER")
+
+
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
 MIGRATIONS: Mapping[int, MigrationStep] = {
@@ -498,6 +512,8 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     26: partial(_run_statements, statements=_NOTIFICATION_TABLES),
     27: partial(_run_statements, statements=_ALERT_TABLES),
     28: partial(_run_statements, statements=_CREATE_BACKFILLS),
+    29: partial(_run_statements, statements=_SPEND_TABLE),
+    30: partial(_run_statements, statements=_PAUSE_COLUMNS),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 
