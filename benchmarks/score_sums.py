@@ -46,10 +46,11 @@ def measure(traces: int, turns: int, keys: int) -> dict[str, float]:
             trace_id=f"{number:032x}",
             span_id=f"{number:016x}",
             name="answer",
-            start_ns=start + number * 10**6,
-            end_ns=start + number * 10**6 + 1000,
+            start_ns=start + number * 10**9,
+            end_ns=start + number * 10**9 + 1000,
             status="ok",
-            session_id=f"session {number // turns}" if turns > 1 else None,
+            # turns are far apart, so that they are applied in different transactions
+            session_id=f"session {number % (traces // turns)}" if turns > 1 else None,
         )
         for number in range(1, traces + 1)
     ]

@@ -316,7 +316,7 @@ def test_a_check_finds_sums_that_differ_from_the_scores(tmp_path):
         read_sums(store)
         assert store.check() == []
         store._file.write(lambda db: db.execute("UPDATE score_sums SET total = total + 1"))
-        assert store.check() == ["1 rules whose weighted sums differ from their scores"]
+        assert store.check() == ["1 weighted sums of rules and days that differ from their scores"]
 
 
 @pytest.mark.parametrize(("score", "probability"), [(1e308, 0.5), (-1e308, 1.0), (1.0, 1e-300)])

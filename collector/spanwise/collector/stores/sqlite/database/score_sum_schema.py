@@ -52,24 +52,31 @@ _FEEDBACK_TRIGGERS = (
 # alphanumeric with `%`
 _TRACE_ADDRESS = "substr({0}.target, 1, instr({0}.target || '/', '/') - 1)"
 _DECIDED_TRACE = (
-    f"SELECT t.id FROM traces t WHERE t.trace_id = {_TRACE_ADDRESS}"
+    f"SELECT t.id FROM {{trace_source}} t WHERE {{is_chosen}}t.trace_id = {_TRACE_ADDRESS}"
     f" AND {_HAS_SCORES.format('t.id')} AND {_NEW_TRACE.format('t.id')}"
 )
 _DECIDED_TARGET = (
     "SELECT d.target FROM (SELECT CASE WHEN {0}.target LIKE '/%'"
     " THEN (SELECT '/' || substr({0}.target, length(r.project) + 3) FROM rules r WHERE r.id = {0}.rule)"
-    f" ELSE {_TRACE_ADDRESS} END AS target WHERE substr({{0}}.target, 1, 1) IN ('/', '%')) d"
+    f" ELSE {_TRACE_ADDRESS} END AS target {{source}}WHERE {{is_chosen}}substr({{0}}.target, 1, 1) IN ('/', '%')) d"
     f" WHERE d.target IS NOT NULL AND {_NEW_TARGET.format('d.target')}"
 )
 _RECORD_TARGET = f"INSERT INTO score_changes {_DECIDED_TRACE}; INSERT INTO score_target_changes {_DECIDED_TARGET}"
+_OF_TRIGGER = {"trace_source": "traces", "source": "", "is_chosen": ""}
+_OF_DECISION = {
+    "trace_source": "decisions x CROSS JOIN traces",
+    "source": "FROM decisions x ",
+    "is_chosen": "x.id = ? AND ",
+}
+_RECORD_DECISION = tuple(statement.format("x", **_OF_DECISION) for statement in _RECORD_TARGET.split("; "))
 # A new decision has no lease, so it concerns only scores that were given without one. These are rare, and the condition
 # costs next to nothing
 _DECISION_TRIGGERS = (
     "CREATE INDEX feedback_without_lease ON feedback (trace) WHERE rule IS NOT NULL AND (claim IS NULL OR claim = 0)",
     "CREATE TRIGGER score_decision_added AFTER INSERT ON decisions WHEN EXISTS (SELECT 1 FROM feedback"
     " INDEXED BY feedback_without_lease WHERE rule IS NOT NULL AND (claim IS NULL OR claim = 0))"
-    f" BEGIN {_RECORD_TARGET.format('new')}; END",
-    f"CREATE TRIGGER score_decision_removed AFTER DELETE ON decisions BEGIN {_RECORD_TARGET.format('old')}; END",
+    f" BEGIN {_RECORD_TARGET.format('new', **_OF_TRIGGER)}; END",
+    f"CREATE TRIGGER score_decision_removed AFTER DELETE ON decisions BEGIN {_RECORD_TARGET.format('old', **_OF_TRIGGER)}; END",
 )
 _RECORD_TRACE_FIELDS = (
     f"INSERT INTO score_changes SELECT new.id WHERE {_NEW_TRACE.format('new.id')} AND {_HAS_SCORES.format('new.id')}"
@@ -129,9 +136,5 @@ def record_scores(db: sqlite3.Connection, traces: Iterable[int], sessions: Itera
 def record_decisions(db: sqlite3.Connection, ids: Iterable[int]) -> None:
     """Record that the sampling probability, or the lease number, of decisions changes."""
     rows = [(id,) for id in ids]
-    for table, select in (("score_changes", _DECIDED_TRACE), ("score_target_changes", _DECIDED_TARGET)):
-        source = select.format("x").replace(
-            "FROM traces t WHERE", "FROM decisions x CROSS JOIN traces t WHERE x.id = ?1 AND"
-        )
-        source = source.replace("AS target WHERE substr", "AS target FROM decisions x WHERE x.id = ?1 AND substr")
-        db.executemany(f"INSERT INTO {table} {source}", rows)
+    for statement in _RECORD_DECISION if rows else ():
+        db.executemany(statement, rows)

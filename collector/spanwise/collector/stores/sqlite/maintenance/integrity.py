@@ -158,7 +158,7 @@ def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
     if bad := sealed_rollups.count_wrong_periods(db):
         yield f"{bad} sealed hours and days whose totals differ from the rollups of their hours"
     if bad := window_sums.count_wrong_sums(db):
-        yield f"{bad} rules whose weighted sums differ from their scores"
+        yield f"{bad} weighted sums of rules and days that differ from their scores"
 
 
 def _find_damage(db: sqlite3.Connection) -> Iterator[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, TypeAlias
@@ -166,7 +167,7 @@ class _RowChange:
             for numbers, product in zip(self.numbers, _PRODUCTS, strict=False):
                 numbers += [product(*cluster) for cluster in self.added]
                 numbers += [-product(*cluster) for cluster in self.removed]
-            self.numbers = [exact_expansion(numbers) for numbers in self.numbers]
+            self.numbers = [_expand(numbers) for numbers in self.numbers]
             self.added, self.removed = [], []
         return self.numbers
 
@@ -351,10 +352,19 @@ def _list_clusters(labels: Mapping[int, tuple[float, float, bytes | None]]) -> I
 def _change_parts(old: Sequence[Any] | None, added: Iterable[Sequence[float]]) -> list[list[float]]:
     """Return the exact sums of a row after numbers were added. `old` has its rounded sums, then their exact parts."""
     if old is None:
-        return [exact_expansion(values) for values in added]
+        return [_expand(values) for values in added]
     *rounded, exact = old
     parts = _decode_parts(exact) if exact is not None else [[value] if value else [] for value in rounded]
-    return [exact_expansion([*part, *values]) if values else part for part, values in zip(parts, added, strict=True)]
+    return [_expand([*part, *values]) if values else part for part, values in zip(parts, added, strict=True)]
+
+
+def _expand(values: Sequence[float]) -> list[float]:
+    """Return the values of `exact_expansion`, without computing them if the sum of one or two numbers is exact."""
+    if len(values) <= 2:
+        total = sum(values)
+        if len(values) < 2 or (total - values[0] == values[1] and total - values[1] == values[0]):
+            return [total] if total else []
+    return exact_expansion(values)
 
 
 def _select_places(
@@ -381,6 +391,7 @@ def _replace_rows(db: sqlite3.Connection, table: str, columns: Sequence[str], ro
     )
 
 
+@lru_cache(maxsize=10_000)
 def hash_session(session: str) -> int:
     """Return the cluster id of a session: 63 bits of a hash, so that all tables know it by a number."""
     digest = blake2b(session.encode("utf-8", "surrogatepass"), digest_size=8).digest()

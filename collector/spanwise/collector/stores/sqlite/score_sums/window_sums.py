@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from itertools import zip_longest
 from math import isclose
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -35,6 +34,7 @@ from spanwise.collector.stores.sqlite.score_sums.sum_tables import (
 )
 
 MAX_BLOCKS = 100_000  # blocks of one query
+TRACES_PER_READ = 5_000  # traces whose scores are in memory at once
 _NS = 1_000_000_000
 _DAY_NS = 86_400 * _NS
 
@@ -81,27 +81,32 @@ class SumsQuery(NamedTuple):
         return self.since_ns + block * self.block_s * _NS
 
 
+_SELECT_DAYS = (
+    f"SELECT DISTINCT trace_start_ns / {_DAY_NS} FROM feedback WHERE rule = ?1 UNION SELECT DISTINCT block FROM score_sums"
+    f" WHERE level = {len(WIDTHS_S) - 1} AND series IN (SELECT id FROM score_series WHERE rule = ?1 AND field = '')"
+)
+
+
 def count_wrong_sums(db: sqlite3.Connection) -> int:
-    """Return how many rules have sums per day that differ from their scores; 0 while there are recorded changes."""
+    """Return how many sums of rules and days differ from the scores; 0 while there are recorded changes."""
     if count_changes(db, 1):
         return 0
     bad = 0
     for project, rule in db.execute("SELECT DISTINCT project, rule FROM score_series").fetchall():
-        sql = "SELECT min(trace_start_ns), max(trace_start_ns) FROM feedback WHERE rule = ?"
-        first, last = (ns or 0 for ns in db.execute(sql, (rule,)).fetchone())
-        since, until = first // _DAY_NS * _DAY_NS, (last // _DAY_NS + 1) * _DAY_NS
-        query = SumsQuery(rule, project, since, until, _DAY_NS // _NS, joined=False)
-        pairs = zip_longest(read_tables(db, query), sum_rows(db, query))
-        bad += any(not _are_equal(one, other) for one, other in pairs)
+        for (day,) in db.execute(_SELECT_DAYS, (rule,)).fetchall():
+            query = SumsQuery(rule, project, day * _DAY_NS, (day + 1) * _DAY_NS, _DAY_NS // _NS)
+            found, expected = read_tables(db, query), sum_rows(db, query)
+            values = [
+                (getattr(one, name), getattr(other, name))
+                for one, other in zip(found, expected, strict=False)
+                for name in ScoreSums.__slots__
+            ]
+            # sums of rows are rounded
+            is_equal = all(
+                a == b or (isinstance(a, float) and isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)) for a, b in values
+            )
+            bad += len(found) != len(expected) or not is_equal
     return bad
-
-
-def _are_equal(one: ScoreSums | None, other: ScoreSums | None) -> bool:
-    """Return whether two records are equal except for rounding."""
-    if one is None or other is None:
-        return False
-    values = ((getattr(one, name), getattr(other, name)) for name in ScoreSums.__slots__)
-    return all(isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) if isinstance(a, float) else a == b for a, b in values)
 
 
 _Place: TypeAlias = tuple[str | None, str]  # group, key
@@ -208,8 +213,10 @@ def sum_rows(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
     sessions = [row[0] for row in db.execute(f"{sql.format('session_id')} AND f.trace IS NULL", bounds)]
     groupings = [Grouping(query.project, query.rule, query.field)] if query.field else []
     sums = ClusterSums[_Place]()
-    for owner, some in read_contributions(db, traces, sessions, groupings).items():
-        for each in some:
+    chunks = [(traces[at : at + TRACES_PER_READ], ()) for at in range(0, len(traces), TRACES_PER_READ)]
+    for some_traces, some_sessions in (*chunks, ((), sessions)):
+        contributions = read_contributions(db, some_traces, some_sessions, groupings)
+        for owner, each in ((owner, each) for owner, some in contributions.items() for each in some):
             if query.since_ns <= each.start_ns < query.until_ns:
                 block = (each.start_ns - query.since_ns) // (query.block_s * _NS)
                 for place, label, amounts in _select_amounts(each, query):
