@@ -68,7 +68,7 @@ LATER_FIELDS = {
 def without_later_fields(value: Any, kind: str) -> Any:
     """Return records of a kind without the fields that the version of the files lacked or that changed on purpose."""
     if kind == "totals":  # feedback on documents has been counted apart since
-        later = ("target", "binary", "p99_ms", "low", "high", "shares")
+        later = ("target", "binary", "p99_ms", "effective", "low", "high", "shares")
         of_stats = [[{n: v for n, v in stats.items() if n not in later} for stats in one["feedback"]] for one in value]
         return [
             {n: v for n, v in bucket.items() if n not in later} | {"feedback": stats}
