@@ -416,7 +416,12 @@ def _make_group(metafunc: pytest.Metafunc, settings: MarkSettings) -> tuple[Exam
     test = metafunc.definition.nodeid
     group = ExampleGroup(test, settings.name or function, function, settings, tuple(known), after, coordinator)
     if isinstance(dataset, str) and not datasets.is_file(dataset):
-        examples = _load_stored(group, dataset)
+        name, at, version = dataset.rpartition("@")
+        if not (at and version.isdigit()):
+            name, version = dataset, ""
+        record = group.opened().dataset(name, int(version) if version else None)
+        group.dataset, group.version = name, record.version
+        examples = list(group.opened().examples(name, record.version))
     elif datasets.is_file(dataset):
         relative = Path(metafunc.module.__file__ or ".").parent / dataset
         path = relative if relative.exists() else Path(dataset)
@@ -428,16 +433,6 @@ def _make_group(metafunc: pytest.Metafunc, settings: MarkSettings) -> tuple[Exam
     if not selected:  # without examples, pytest would silently skip the test
         raise ValueError(f"the dataset has no examples{f' in split {settings.split!r}' if settings.split else ''}")
     return group, selected[: settings.limit]
-
-
-def _load_stored(group: ExampleGroup, dataset: str) -> list[Example]:
-    """Return the examples of a stored dataset, named `name` or `name@3`, and set the version on the group."""
-    name, at, version = dataset.rpartition("@")
-    if not (at and version.isdigit()):
-        name, version = dataset, ""
-    record = group.opened().dataset(name, int(version) if version else None)
-    group.dataset, group.version = name, record.version
-    return list(group.opened().examples(name, record.version))
 
 
 def _serialize_evaluators(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:

@@ -67,7 +67,12 @@ class GrpcTransport:
             with suppress_instrumentation():
                 answer = call(body, metadata=metadata, timeout=READ_TIMEOUT)
         except grpc.RpcError as error:
-            return _interpret_error(error)
+            name, reason = error.code().name, f"grpc_{error.code().name.lower()}"  # such as `grpc_unavailable`
+            if name == "RESOURCE_EXHAUSTED" and "larger than max" in (error.details() or ""):
+                return DeliveryResult("too_large", reason)
+            if name in RETRYABLE_CODES:
+                return DeliveryResult("later", reason, min(MAX_RETRY_AFTER, _read_retry_delay(error)))
+            return DeliveryResult("refused", reason)
         return DeliveryResult("taken", rejected=count_rejected(envelope.signal, False, answer))
 
     def close(self) -> None:
@@ -89,16 +94,6 @@ class GrpcTransport:
         authorities = find_trusted_authorities()
         trusted = Path(authorities).read_bytes() if authorities and Path(authorities).is_file() else None
         return grpc.secure_channel(address, grpc.ssl_channel_credentials(trusted), options, compression)
-
-
-def _interpret_error(error: Any) -> DeliveryResult:
-    """Return the result for a status other than OK. `reason` is the status, such as `grpc_unavailable`."""
-    name, reason = error.code().name, f"grpc_{error.code().name.lower()}"
-    if name == "RESOURCE_EXHAUSTED" and "larger than max" in (error.details() or ""):
-        return DeliveryResult("too_large", reason)
-    if name in RETRYABLE_CODES:
-        return DeliveryResult("later", reason, min(MAX_RETRY_AFTER, _read_retry_delay(error)))
-    return DeliveryResult("refused", reason)
 
 
 def _read_retry_delay(error: Any) -> float:

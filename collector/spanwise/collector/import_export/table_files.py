@@ -74,7 +74,10 @@ def write_tables(
         for each in tables:
             file_path = temporary / f"{each.name}.{format}" if table == ALL_TABLES else temporary
             pages = (iterate_allowed_pages if table == ALL_TABLES else iterate_pages)(store, each, filter or Filter())
-            counts[each.name] = _write_file(each, pages, format, file_path)
+            with open(os.open(file_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+                counts[each.name] = TABLE_FORMATS[format](each, pages, file)
+                file.flush()
+                os.fsync(file.fileno())
         temporary.rename(path)
     finally:
         if table == ALL_TABLES:
@@ -90,14 +93,6 @@ def write_stream(store: TableSource, table: str, format: str, file: BinaryIO, fi
         raise Refused(f"unknown format {format!r} of a table; expected one of: {', '.join(TABLE_FORMATS)}")
     definition = find_table(table)
     return TABLE_FORMATS[format](definition, iterate_pages(store, definition, filter or Filter()), file)
-
-
-def _write_file(table: Table, pages: Pages, format: str, path: Path) -> int:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-        count = TABLE_FORMATS[format](table, pages, file)
-        file.flush()
-        os.fsync(file.fileno())
-    return count
 
 
 def _write_parquet(table: Table, pages: Pages, file: BinaryIO) -> int:

@@ -243,7 +243,10 @@ class ArtifactDirectory:
             raise _permission_error("the answer does not contain it, and no directory is given")
         with _open_inside(self.directory, name) as (descriptor, found):
             if stat.S_ISDIR(found.st_mode):
-                return self._listed(descriptor)
+                with os.scandir(descriptor) as entries:
+                    names = frozenset(entry.name for entry in islice(entries, self.most + 1))
+                self._check_count(len(names))
+                return names
             if not stat.S_ISREG(found.st_mode):
                 raise _permission_error("it is not a regular file")
             self.take(found.st_size, name)
@@ -266,12 +269,6 @@ class ArtifactDirectory:
             if not folder:
                 raise ValueError(f"directory {self.directory!r} cannot be listed: {error.strerror}") from error
             unlisted.append(folder)
-
-    def _listed(self, descriptor: int) -> frozenset[str]:
-        with os.scandir(descriptor) as entries:
-            names = frozenset(entry.name for entry in islice(entries, self.most + 1))
-        self._check_count(len(names))
-        return names
 
     def _check_count(self, count: int) -> None:
         if count > self.most:

@@ -100,7 +100,12 @@ class Classification:
     def __call__(self, outputs: Sequence[Any], reference_outputs: Sequence[Any]) -> list[dict[str, Any]]:
         predicted = [self._normal(_answer_label(value)) for value in outputs]
         expected = [self._normal(extract_text(value)) for value in reference_outputs]
-        numbers = classification_report(predicted, expected, average=self.average, positive=self._positive())
+        numbers = classification_report(
+            predicted,
+            expected,
+            average=self.average,
+            positive=None if self.positive is None else self._normal(self.positive),
+        )
         right = [float(label == reference) for label, reference in zip(predicted, expected, strict=True)]
         of_accuracy = {**_confusion_metadata(numbers), CASE_SCORES: right}
         values = {name: getattr(numbers, name) for name in ("accuracy", "precision", "recall", "f1")}
@@ -111,9 +116,6 @@ class Classification:
 
     def _normal(self, label: str) -> str:
         return label.strip().casefold() if self.normalize else label
-
-    def _positive(self) -> str | None:
-        return None if self.positive is None else self._normal(self.positive)
 
 
 def _answer_label(answer: Any) -> str:
@@ -154,23 +156,20 @@ def _average_ratios(sides: _LabelCounts, average: Average, positive: str | None)
     if average == "micro":
         return _ratios(sides.right.total(), sides.called.total(), sides.support.total())
     if average == "binary":
-        return _positive_ratios(sides, positive)
+        if positive is None:
+            raise ValueError("average='binary' needs the positive label")
+        # as in scikit-learn: a misspelt label must not score 0
+        if positive not in sides.labels and len(sides.labels) > 1:
+            raise ValueError(
+                f"no case has the positive label {positive!r}; labels are {', '.join(sides.most_frequent())[:200]}"
+            )
+        return sides.ratios(positive)
     labels = sorted(sides.labels)
     each = [sides.ratios(label) for label in labels]
     weights = [1.0 if average == "macro" else float(sides.support[label]) for label in labels]
     total = sum(weights)
     mean = [sum(w * ratios[i] for w, ratios in zip(weights, each, strict=True)) / total for i in range(3)]
     return mean[0], mean[1], mean[2]
-
-
-def _positive_ratios(sides: _LabelCounts, positive: str | None) -> tuple[float, float, float]:
-    if positive is None:
-        raise ValueError("average='binary' needs the positive label")
-    if positive not in sides.labels and len(sides.labels) > 1:  # as in scikit-learn: a misspelt label must not score 0
-        raise ValueError(
-            f"no case has the positive label {positive!r}; labels are {', '.join(sides.most_frequent())[:200]}"
-        )
-    return sides.ratios(positive)
 
 
 def _ratios(right: int, called: int, support: int) -> tuple[float, float, float]:

@@ -192,7 +192,7 @@ def _rewrite_strict(text: str, start: int) -> tuple[str, int]:
     parts, place, depth = [], start, 0
     while mark := _MARK.search(text, place):
         sign, between = mark.group(), text[place : mark.start()]
-        parts.append(_WORD.sub(_quote_word, _strip_comma(between) if sign in "}]" else between))
+        parts.append(_WORD.sub(_quote_word, between.rstrip().removesuffix(",") if sign in "}]" else between))
         place = mark.end()
         if sign in _QUOTE_END:
             closed = _QUOTE_END[sign].match(text, place)
@@ -206,10 +206,6 @@ def _rewrite_strict(text: str, start: int) -> tuple[str, int]:
         if depth == 0:
             return "".join(parts), place
     raise InvalidJSON(f"it is cut off: what begins with {text[start : start + 40]!r} does not end")
-
-
-def _strip_comma(between: str) -> str:
-    return between.rstrip().removesuffix(",")
 
 
 def _quote_word(word: re.Match[str]) -> str:

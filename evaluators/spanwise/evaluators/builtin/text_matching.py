@@ -105,14 +105,25 @@ def parse_condition(text: str) -> Condition:
         kind, column = _token_kind(match), match.start() + 1
         if kind == "space":
             continue
-        _check_position(text, kind, match.group(), column, operand_next)
+        token = match.group()
+        if kind == "other":
+            raise _condition_error(text, column, _suggest_token(token))
+        begins_operand = kind in ("string", "regexp", "open") or token == "NOT"
+        if operand_next and not begins_operand:
+            raise _condition_error(text, column, f"an operand is missing before {token!r}")
+        if not operand_next and begins_operand:
+            raise _condition_error(text, column, f"AND or OR is missing before {token!r:.40}")
         if kind in ("string", "regexp"):
             steps.append(_parse_operand(text, match, column))
             operand_next = False
         elif kind == "open":
             waiting.append(("(", column))
         elif kind == "close":
-            _close_parenthesis(text, steps, waiting, column)
+            while waiting and waiting[-1][0] != "(":
+                steps.append((waiting.pop()[0], ""))  # type: ignore[arg-type]
+            if not waiting:
+                raise _condition_error(text, column, "this parenthesis was never opened")
+            waiting.pop()
         else:
             _push_operator(match.group(), column, steps, waiting)
             operand_next = True
@@ -131,16 +142,6 @@ def _token_kind(match: re.Match[str]) -> str:
         if match.group(kind) is not None:
             return kind
     return "other"
-
-
-def _check_position(text: str, kind: str, token: str, column: int, operand_next: bool) -> None:
-    if kind == "other":
-        raise _condition_error(text, column, _suggest_token(token))
-    begins_operand = kind in ("string", "regexp", "open") or token == "NOT"
-    if operand_next and not begins_operand:
-        raise _condition_error(text, column, f"an operand is missing before {token!r}")
-    if not operand_next and begins_operand:
-        raise _condition_error(text, column, f"AND or OR is missing before {token!r:.40}")
 
 
 def _suggest_token(token: str) -> str:
@@ -172,14 +173,6 @@ def _push_operator(name: str, column: int, steps: list[ConditionStep], waiting: 
     while name != "NOT" and waiting and _PRECEDENCE.get(waiting[-1][0], 0) >= _PRECEDENCE[name]:
         steps.append((waiting.pop()[0], ""))  # type: ignore[arg-type]
     waiting.append((name, column))
-
-
-def _close_parenthesis(text: str, steps: list[ConditionStep], waiting: list[tuple[str, int]], column: int) -> None:
-    while waiting and waiting[-1][0] != "(":
-        steps.append((waiting.pop()[0], ""))  # type: ignore[arg-type]
-    if not waiting:
-        raise _condition_error(text, column, "this parenthesis was never opened")
-    waiting.pop()
 
 
 def _condition_error(text: str, column: int, what: str) -> ConditionError:

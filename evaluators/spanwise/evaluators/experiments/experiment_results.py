@@ -102,7 +102,7 @@ class Experiment:
         """Load a stored experiment by id, by a prefix of its id, or the newest of that name. Raises `NotFound`."""
         store = resolve_store(store)
         record = store.experiment(id_or_name)
-        tally = ExperimentTally(read_metrics(record), _get_repetitions(record))
+        tally = ExperimentTally(read_metrics(record), int((record.metadata.get("setup") or {}).get("repetitions") or 1))
         traces = read_stored_runs(store, record, tally).traces
         # order the runs as in the dataset; runs whose example is not in the dataset follow, ordered by start time
         position = {example.id: index for index, example in enumerate(iterate_examples(store, record))}
@@ -265,10 +265,6 @@ class Experiment:
 
 def _get_feedback_traceback(feedback: Feedback) -> str:
     return str(feedback.metadata.get("traceback", ""))
-
-
-def _get_repetitions(record: Record) -> int:
-    return int((record.metadata.get("setup") or {}).get("repetitions") or 1)
 
 
 def save_requested_results(experiment: Experiment, evaluators: Iterable[str] | None = None) -> None:

@@ -246,7 +246,10 @@ def get_evaluator(id: str, **parameters: Any) -> Evaluator:
     origin = {"type": id, "init_parameters": parameters}
     options = {COMMON_PARAMETERS[name]: value for name, value in parameters.items() if name in COMMON_PARAMETERS}
     if options.get("threshold") == DOCUMENT_THRESHOLD:
-        _check_document_threshold(id, registered)
+        if registered is None or not any(metric.document for metric in registered.spec.metrics):
+            raise ValueError(
+                f"evaluator {id!r} has no threshold in a source document: give a number, as in metric_threshold=0.5"
+            )
         options |= {"threshold": None, "document_threshold": True}
     elif "threshold" in options:
         options["threshold"] = decode_infinity(options["threshold"])
@@ -375,14 +378,6 @@ def _get_instance_metrics(spec: EvaluatorSpec, instance: Any) -> tuple[Metric, .
         return spec.metrics
     documented = {metric.key for metric in spec.metrics if metric.document is not None}
     return tuple(_add_document(metric) if metric.key in documented else metric for metric in own)
-
-
-def _check_document_threshold(id: str, registered: Registration | None) -> None:
-    """Raise `ValueError` if the document that defines an evaluator gives no threshold."""
-    if registered is None or not any(metric.document for metric in registered.spec.metrics):
-        raise ValueError(
-            f"evaluator {id!r} has no threshold in a source document: give a number, as in metric_threshold=0.5"
-        )
 
 
 def _compute_builtin_version(
