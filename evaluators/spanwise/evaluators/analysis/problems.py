@@ -199,14 +199,14 @@ def _iterate_notable(results: ModelResults) -> Iterator[tuple[str, Feedback, str
         run.trace_id: (model, run.example_id or run.trace_id) for model, runs in results.runs.items() for run in runs
     }
     for store, record in results.sides:
-        reviewed = {str(each.get("key")) for each in record.evaluators if _get_id(each) == "agent_sanity"}
+        reviewed = {
+            str(each.get("key"))
+            for each in record.evaluators
+            if _as_mapping(each.get("origin")).get("type") == "agent_sanity"
+        }
         for key in sorted(reviewed | {key for key in results.unscored_keys if key != TASK_OK}):
             read = partial(store.feedbacks, experiment=record.id, key=key, limit=FEEDBACK_PAGE)
             for feedback in iterate_pages(read):
                 owner = owners.get(feedback.target.trace_id or "")
                 if owner and (feedback.outcome != "score" or key in reviewed):
                     yield owner[0], feedback, owner[1]
-
-
-def _get_id(evaluator: Mapping[str, Any]) -> object:
-    return _as_mapping(evaluator.get("origin")).get("type")

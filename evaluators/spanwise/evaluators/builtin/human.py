@@ -39,7 +39,12 @@ class HumanFeedback:
         votes = _newest_labels([feedback for feedback in trace.feedback if _is_counted(feedback, self.of)])
         if not votes:
             raise Skip(f"there is no human feedback with the key {self.of!r}")
-        metadata = {"votes": [_describe_label(vote) for vote in votes]}
+        metadata = {
+            "votes": [
+                {"author": vote.author, "score": vote.score, "label": vote.label, "comment": vote.comment}
+                for vote in votes
+            ]
+        }
         scores = [float(vote.score) for vote in votes if vote.score is not None]
         if scores:
             return {"score": fmean(scores), "comment": f"{len(scores)} votes", "metadata": metadata}
@@ -57,7 +62,3 @@ def _newest_labels(votes: list[Feedback]) -> list[Feedback]:
     for vote in sorted(votes, key=lambda vote: vote.created_ns):
         by_author[(vote.target, vote.author) if vote.author is not None else vote.id] = vote
     return list(by_author.values())
-
-
-def _describe_label(vote: Feedback) -> dict[str, Any]:
-    return {"author": vote.author, "score": vote.score, "label": vote.label, "comment": vote.comment}

@@ -131,7 +131,7 @@ class JSONSchema:
             fragments = [
                 (rank, document.content)
                 for rank, document in enumerate(documents)
-                if _looks_like_json(document.content)
+                if document.content.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
             ]
             bad = [f"document {rank}: {wrong}" for rank, text in fragments if (wrong := self._problem(text))]
             context = not bad if fragments else None
@@ -224,10 +224,6 @@ def _find_problem(value: Any, validator: Any, lenient: bool, seconds: float = ma
     except RecursionError:
         return "nested too deeply to be checked"
     return None if first is None else f"{first.message:.500} at {first.json_path}"
-
-
-def _looks_like_json(text: str) -> bool:
-    return text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
 
 
 def _refuse_constant(name: str) -> None:
