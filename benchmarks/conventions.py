@@ -25,8 +25,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans 
 from opentelemetry.sdk.trace import ReadableSpan
 
 from spanwise.tracer import configure, current_run, flush, process_runtime, session, trace
-from spanwise.tracer.export.conventions import Conventions
-from spanwise.tracer.export.otlp_encoding import encode_spans
+from spanwise.tracer.export.span_encoding import Conventions, encode_spans
 from spanwise.tracer.testing import capture_spans
 from tracer import PASSAGE, SMALL_IN, SMALL_OUT, Collector
 

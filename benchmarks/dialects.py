@@ -31,9 +31,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from spanwise.collector.dialects import Draft, RawSpan
 from spanwise.collector.dialects.draft import is_applicable
 from spanwise.collector.dialects.translation import DIALECTS, get_dialect_name
-from spanwise.collector.ingest.limits import Limits
 from spanwise.collector.ingest.otlp_signals import TRACES
-from spanwise.collector.ingest.request_decoder import Codec, decode
+from spanwise.collector.ingest.request_decoder import Codec, Limits, decode
 from spanwise.collector.stores.sqlite import encode
 
 FIXTURES = Path(__file__).parent.parent / "tests" / "fixtures" / "dialects"

@@ -37,7 +37,7 @@ from rich.table import Table
 from spanwise.collector import connect
 from spanwise.collector.records import Case, Document, Target
 from spanwise.evaluators import evaluate, get_evaluator
-from spanwise.evaluators.models import Embedder, inference_batching, local_models
+from spanwise.evaluators.models import Embedder, inference_batching
 from spanwise.tracer import trace
 
 IDS = (
@@ -120,7 +120,7 @@ def through_evaluate(data: Sequence[dict[str, Any]], model: Any) -> None:
 
 def anew(**options: Any) -> Embedder:
     """One that remembers nothing from the round before; the model stays loaded."""
-    local_models._encoders.clear()
+    inference_batching._encoders.clear()
     return Embedder(**options)
 
 
@@ -169,7 +169,7 @@ def throughput(options: argparse.Namespace) -> Table:
 
 
 def loaded_model() -> Any:
-    from spanwise.evaluators.models.local_models import loaded_models
+    from spanwise.evaluators.models.inference_batching import loaded_models
 
     return loaded_models()[0].model
 

@@ -38,7 +38,7 @@ from spanwise.collector.client import HTTPStore
 from spanwise.collector.records import Feedback, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database_file import Backend, DatabaseFile
-from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
+from spanwise.collector.stores.sqlite.store import SQLiteTraces
 
 SIZES = (4096, 8192, 16384)
 AT_ONCE = 1_000  # spans a commit

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from spanwise.collector.api import Authenticator, CorsMiddleware, KeyCache, SecurityMiddleware
-from spanwise.collector.api.app_factory import ROUTE_PERMISSIONS
+from spanwise.collector.api.asgi_application import ROUTE_PERMISSIONS
 from spanwise.collector.records import Key
-from spanwise.collector.security.authentication import AttemptLimiter
-from spanwise.collector.security.browser_sessions import BrowserSessions
+from spanwise.collector.security import AttemptLimiter, BrowserSessions
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 ORIGIN, ROUNDS = "https://app.test", 15

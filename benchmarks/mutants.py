@@ -55,7 +55,7 @@ MODULES = {
     "collector/spanwise/collector/statistics/feedback_tally.py": "collector: tally statistics standing",
     "collector/spanwise/collector/stores/sqlite/write/trace_summary.py": "collector: rollup append conformance",
     "collector/spanwise/collector/stores/sqlite/write/span_writer.py": "collector: append growing rollup sqlite conformance",
-    "collector/spanwise/collector/ingest/request_body.py": "collector: receiver_body receiver receiver_intake",
+    "collector/spanwise/collector/ingest/otlp_receiver.py": "collector: receiver_body receiver receiver_intake",
     "tracer/spanwise/tracer/otel/live_span.py": "tracer: spans finish values context privacy",
     "tracer/spanwise/tracer/export/disk_spool.py": "tracer: spool delivery",
     "tracer/spanwise/tracer/streaming.py": "tracer: streams streams_as_before callables",

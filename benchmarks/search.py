@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from traffic import Traffic
 
 from spanwise.collector.stores.sqlite import encode
-from spanwise.collector.stores.sqlite.search.fulltext_tokens import compile_match, split_text
+from spanwise.collector.stores.sqlite.search.searchable_text import compile_match, split_text
 
 CJK = "返品の方法を教えてください商品が届きません日本語の検索機能中文搜索测试电池锂离子安全환불방법배송문의"
 FEW, PAGES = 1_000, 100  # traces per transaction, pages merged after each

@@ -31,9 +31,8 @@ from typing import Any, TypeVar
 from ingest import Load, templates
 
 from spanwise.collector.api import SecurityMiddleware, bypass_framework, create_app
-from spanwise.collector.ingest.limits import Limits
 from spanwise.collector.ingest.otlp_signals import TRACES
-from spanwise.collector.ingest.request_decoder import decode
+from spanwise.collector.ingest.request_decoder import Limits, decode
 from spanwise.collector.records import Feedback, Target
 from spanwise.collector.server import Server, _bind_socket, _uvicorn_config, _UvicornServer
 from spanwise.collector.stores.sqlite import SQLiteStore, encode

@@ -12,7 +12,7 @@ from statistics import median
 
 from spanwise.collector.records import Run
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.database.file_watch import FileWatch
+from spanwise.collector.stores.sqlite.database.file_lock import FileWatch
 
 COMMITS = 300
 

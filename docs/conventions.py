@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from spanwise.collector.dialects import evaluation_events, genai, langfuse, langsmith, mlflow, openinference, vercel
-from spanwise.collector.dialects.attribute_parsing import PARTIAL_COST_NAMES, TOOL_PARAMETERS, TOTAL_COST_NAMES
-from spanwise.collector.dialects.run_labels import CONTENT_REFERENCES, FIRST_TOKEN_EVENTS, LABELS, TOOL_PREFIXES
+from spanwise.collector.dialects.draft import PARTIAL_COST_NAMES, TOOL_PARAMETERS, TOTAL_COST_NAMES
+from spanwise.collector.dialects.field_extraction import CONTENT_REFERENCES, FIRST_TOKEN_EVENTS, LABELS, TOOL_PREFIXES
 from spanwise.collector.dialects.traceloop import KIND as TRACELOOP_KIND
 from spanwise.collector.dialects.traceloop import LAMINAR_PROPERTIES, LAMINAR_TYPE
 from spanwise.collector.dialects.traceloop import PROPERTIES as TRACELOOP_PROPERTIES

@@ -133,19 +133,19 @@ def routes_once() -> None:
     from fastapi.applications import FastAPI
     from starlette.routing import BaseRoute
 
-    from spanwise.collector.api import app_factory
+    from spanwise.collector.api import asgi_application
 
-    install, installed = app_factory.install_routes, list[BaseRoute]()
+    install, installed = asgi_application.install_routes, list[BaseRoute]()
 
     def install_routes(app: FastAPI, routes: object) -> None:
         if not installed:
             already = len(app.router.routes)
-            install(app, app_factory.ROUTES)
+            install(app, asgi_application.ROUTES)
             installed.extend(app.router.routes[already:])
         else:
             app.router.routes += installed
 
-    vars(app_factory)["install_routes"] = install_routes
+    vars(asgi_application)["install_routes"] = install_routes
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import spanwise.evaluators
 import spanwise.tracer
 from looped_cases import loop_over
 from spanwise.collector.stores import ControlStore, TraceStore
-from spanwise.evaluators.interface.evaluator_factory import EvaluatorOptions
+from spanwise.evaluators.interface import EvaluatorOptions
 from spanwise.tracer import Run
 from spanwise.tracer.decorator import _decorate
 from spanwise.tracer.suggestions import OPTION_EQUIVALENTS

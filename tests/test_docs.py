@@ -131,7 +131,7 @@ def test_files_that_the_architecture_page_names_exist():
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     named = set(re.findall(r"[\w/*]+\.py", (ROOT / "docs" / "architecture.md").read_text()))
     assert sorted(name for name in named if not any(path.match(name) for path in files)) == []
-    assert "evaluation_pipeline.py" in named
+    assert "experiment_runner.py" in named
 
 
 def test_the_architecture_page_is_short():

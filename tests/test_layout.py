@@ -126,9 +126,9 @@ USED_PACKAGES = {
     "httpx": ("server", "collector/spanwise/collector/client/http_client.py"),
     "jsonschema": ("server", "evaluators/spanwise/evaluators/builtin/json.py"),
     "openai": ("server", "evaluators/spanwise/evaluators/judges/llm_client/openai_backend.py"),
-    "sqlite-utils": ("server", "collector/spanwise/collector/import_export/analysis_copy.py"),
+    "sqlite-utils": ("server", "collector/spanwise/collector/import_export/table_files.py"),
     "sentence-transformers": ("models", "evaluators/spanwise/evaluators/models/embedding_model.py"),
-    "torch": ("models", "evaluators/spanwise/evaluators/models/local_models.py"),
+    "torch": ("models", "evaluators/spanwise/evaluators/models/inference_batching.py"),
 }
 
 

@@ -20,12 +20,12 @@ from spanwise.collector.records import Document, Feedback, Run, Target
 if TYPE_CHECKING:
     from mcp import Client
 
-    from spanwise.cli.mcp.store_access import StoreAccess
+    from spanwise.cli.mcp.tool_results import StoreAccess
 
 mcp = LazyModule("mcp")
 http_transport = LazyModule("spanwise.cli.mcp.http_transport")
 server = LazyModule("spanwise.cli.mcp.server")
-store_access = LazyModule("spanwise.cli.mcp.store_access")
+store_access = LazyModule("spanwise.cli.mcp.tool_results")
 ROOT = Path(__file__).parents[2]
 GOOD, BAD = "1" * 32, "2" * 32
 SECOND = 1_000_000_000

@@ -39,7 +39,7 @@ from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 if TYPE_CHECKING:
-    from spanwise.cli.mcp.store_access import StoreAccess
+    from spanwise.cli.mcp.tool_results import StoreAccess
 
 tool_results = LazyModule("spanwise.cli.mcp.tool_results")
 

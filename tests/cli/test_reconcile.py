@@ -20,11 +20,10 @@ from spanwise.cli.commands.traces import LIVE_PROCESS_NS, SpanBalance, balance_s
 from spanwise.collector.records import OpenRun, Process, ProcessReport
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.tracer import spool_management
 from spanwise.tracer.configuration import Settings
 from spanwise.tracer.export import disk_spool
 from spanwise.tracer.export.disk_spool import Spool
-from spanwise.tracer.export.otlp_encoding import TRACES_PATH
+from spanwise.tracer.export.span_encoding import TRACES_PATH
 
 NOW = 10**18
 
@@ -93,7 +92,7 @@ def left_on_disk(instance: str, spans: int) -> None:
     group = request.resource_spans.add()
     group.resource.attributes.append(attribute("service.instance.id", instance))
     group.scope_spans.add().spans.extend(span() for _ in range(spans))
-    settings = Settings(url="http://away:1", spill_dir=spool_management.get_spool_directory())
+    settings = Settings(url="http://away:1", spill_dir=disk_spool.get_spool_directory())
     left = Spool(disk_spool.get_spool_folder(settings), owner=disk_spool.describe_owner(settings))
     left.append(TRACES_PATH, request.SerializeToString(), spans)
     left.close_segment()
@@ -122,7 +121,7 @@ def test_what_is_missing_is_the_exit_status(server: Server) -> None:
     assert (result.exit_code, "4 unaccounted for" in result.stderr) == (1, True)
     assert (found["one"]["unaccounted"], found["one"]["dropped"], found["one"]["spooled"]) == (4, {"full": 2}, 0)
     assert (found["two"]["started"], found["two"]["open"]) == (None, 1)
-    assert f"spool: {spool_management.get_spool_directory()}" in result.stderr
+    assert f"spool: {disk_spool.get_spool_directory()}" in result.stderr
 
 
 def test_a_disk_that_is_not_ours_to_read_is_said_to_be(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

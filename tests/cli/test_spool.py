@@ -16,11 +16,10 @@ from spanwise.cli.app import app
 from spanwise.cli.commands.serve import deliver_spooled
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.tracer import spool_management
 from spanwise.tracer.configuration import Settings
 from spanwise.tracer.export import disk_spool
 from spanwise.tracer.export.disk_spool import Spool
-from spanwise.tracer.export.otlp_encoding import TRACES_PATH
+from spanwise.tracer.export.span_encoding import TRACES_PATH
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def left_for(url: str, project: str = "p") -> None:
     """A process has left two spans for this address."""
-    settings = Settings(url=url, project=project, spill_dir=spool_management.get_spool_directory())
+    settings = Settings(url=url, project=project, spill_dir=disk_spool.get_spool_directory())
     left = Spool(disk_spool.get_spool_folder(settings), owner=disk_spool.describe_owner(settings))
     left.append(TRACES_PATH, request(span(), span()), 2)
     left.close_segment()
@@ -72,7 +71,7 @@ def test_send_to_whom_it_is_for(server: Server) -> None:
     sent = spanwise("send")
     assert (sent.exit_code, f"2 sent to {server.url}" in sent.stderr) == (1, True)
     assert "2 left (connection refused)" in sent.stderr
-    assert (server.store.count()["spans"], [one.url for one in spool_management.list_spool_folders()]) == (
+    assert (server.store.count()["spans"], [one.url for one in disk_spool.list_spool_folders()]) == (
         2,
         ["http://127.0.0.1:1"],
     )
@@ -84,7 +83,7 @@ def test_send_elsewhere(server: Server) -> None:
     sent = spanwise("send", "--for", "http://localhost:1", "--to", server.url, "--json")
     [row] = map(json.loads, sent.stdout.splitlines())
     assert (sent.exit_code, row["kept"], row["left"], row["to"]) == (0, 2, 0, server.url)
-    assert [one.url for one in spool_management.list_spool_folders()] == ["http://127.0.0.1:2"]
+    assert [one.url for one in disk_spool.list_spool_folders()] == ["http://127.0.0.1:2"]
 
 
 def test_clear_asks(place: Path) -> None:
@@ -93,7 +92,7 @@ def test_clear_asks(place: Path) -> None:
     assert spanwise("clear", input="n\n").exit_code == 1
     assert "removed 2 items" in spanwise("clear", "--for", "http://one:1", input="y\n").stderr
     assert json.loads(spanwise("clear", "--yes", "--json").stdout) == {"removed": 2}
-    assert spool_management.list_spool_folders() == []
+    assert disk_spool.list_spool_folders() == []
 
 
 def test_a_server_fetches_what_is_for_it_alone(server: Server) -> None:
@@ -101,7 +100,7 @@ def test_a_server_fetches_what_is_for_it_alone(server: Server) -> None:
     left_for("http://127.0.0.1:1")
     assert (deliver_spooled(server.url), deliver_spooled(server.url)) == (2, 0)
     assert server.store.count()["spans"] == 2
-    assert [one.url for one in spool_management.list_spool_folders()] == ["http://127.0.0.1:1"]
+    assert [one.url for one in disk_spool.list_spool_folders()] == ["http://127.0.0.1:1"]
 
 
 @pytest.mark.process
@@ -110,7 +109,7 @@ def test_spanwise_serve_fetches_it_when_it_starts(tmp_path: Path) -> None:
     left_for(f"http://127.0.0.1:{port}")
     with Process(tmp_path / "a.db", port):
         deadline = time.monotonic() + 60
-        while spool_management.list_spool_folders() and time.monotonic() < deadline:
+        while disk_spool.list_spool_folders() and time.monotonic() < deadline:
             time.sleep(0.05)
     with SQLiteStore(tmp_path / "a.db") as store:
         assert store.count()["spans"] == 2

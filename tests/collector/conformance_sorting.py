@@ -11,10 +11,10 @@ from collector.conformance_traces import eventually
 from collector.making import SECOND, START, child, run
 from looped_cases import loop_over
 from spanwise.collector.errors import Refused
-from spanwise.collector.operations.project_scope import ProjectScopedStore
+from spanwise.collector.operations import ProjectScopedStore
 from spanwise.collector.records import Example, Experiment, Feedback, Run, Target, TraceSummary, Usage
 from spanwise.collector.stores import Store
-from spanwise.collector.stores.sqlite.query import sorted_lists
+from spanwise.collector.stores.sqlite.query import record_lists
 
 
 def listed(store: Store, sort: str, limit: int = 1000, **conditions: object) -> list[TraceSummary]:
@@ -93,7 +93,7 @@ def expected(traces: list[TraceSummary], sort: str) -> list[str]:
 def test_every_column_sorts_in_both_directions_with_ties_by_trace_id_and_missing_values_last(
     store: Store, lookups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sorted_lists, "MAX_LOOKUPS", lookups)
+    monkeypatch.setattr(record_lists, "MAX_LOOKUPS", lookups)
     store.append(*make_traces(40))
     everything = list(store.each())
     assert len(everything) == 40
@@ -138,8 +138,8 @@ def test_traces_that_arrive_while_pages_are_read_shift_nothing(store: Store) -> 
 def test_a_list_that_is_too_long_is_sorted_among_the_newest_and_says_so(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sorted_lists, "MAX_SORTED", 3)
-    monkeypatch.setattr(sorted_lists, "MAX_LOOKUPS", 2)
+    monkeypatch.setattr(record_lists, "MAX_SORTED", 3)
+    monkeypatch.setattr(record_lists, "MAX_LOOKUPS", 2)
     runs = [run(start_ns=START + n * SECOND, end_ns=START + (n + 10 - n % 3) * SECOND) for n in range(6)]
     store.append(
         runs, [Feedback(target=Target(trace_id=one.trace_id), key="k", score=-n) for n, one in enumerate(runs)]

@@ -13,7 +13,7 @@ from spanwise.collector.client import HTTPStore
 from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.maintenance import background_worker
+from spanwise.collector.stores.sqlite.maintenance import background_jobs
 from spanwise.collector.stores.sqlite.search import fulltext_index
 
 
@@ -56,6 +56,6 @@ def store(
     request: pytest.FixtureRequest, tmp_path: Path, shared: tuple[Current, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Store]:
     monkeypatch.setattr(fulltext_index, "SETTLE_NS", 100_000_000)  # words are found ten times as soon
-    monkeypatch.setattr(background_worker, "WRITE_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr(background_jobs, "WRITE_INTERVAL_SECONDS", 0.1)
     with IMPLEMENTATIONS[request.param](tmp_path, *shared) as made:
         yield made

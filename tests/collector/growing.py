@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from spanwise.collector.records import JSON, Run
-from spanwise.collector.stores.sqlite.database.column_values import loads
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
-from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import SummaryRebuilder
-from spanwise.collector.stores.sqlite.write.pending_amendments import ANY_PROJECT, AmendmentTarget
+from spanwise.collector.stores.sqlite.database.table_rows import StoreClock, loads
+from spanwise.collector.stores.sqlite.maintenance.background_jobs import SummaryRebuilder
 from spanwise.collector.stores.sqlite.write.run_codec import encode
+from spanwise.collector.stores.sqlite.write.side_tables import ANY_PROJECT, AmendmentTarget
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
 from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow, summarize_trace
 

@@ -18,7 +18,7 @@ from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
 from spanwise.collector.errors import Refused, StoreError, Unavailable
 from spanwise.collector.records import Run, Usage
-from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore
 from spanwise.collector.stores.sqlite.database import connections
 from spanwise.collector.stores.sqlite.database.connections import IDLE_READERS, MAX_READERS
 from spanwise.collector.stores.sqlite.database.group_commit import (
@@ -27,7 +27,6 @@ from spanwise.collector.stores.sqlite.database.group_commit import (
     QUEUED_WEIGHT,
     WriteJob,
 )
-from spanwise.collector.stores.sqlite.database_file import DatabaseFile
 from spanwise.collector.stores.sqlite.search.fulltext_index import (
     MAX_TRANSACTION_CHARACTERS,
     MIN_TRANSACTION_CHARACTERS,
@@ -35,7 +34,7 @@ from spanwise.collector.stores.sqlite.search.fulltext_index import (
     split_by_size,
     write_entries,
 )
-from spanwise.collector.stores.sqlite.write import sender_records
+from spanwise.collector.stores.sqlite.write import side_tables
 from spanwise.tracer.attribute_names import INSTANCE
 
 
@@ -282,8 +281,8 @@ def test_traces_of_long_texts_count_for_many_spans_in_memory(store: SQLiteStore,
 def test_of_resources_and_values_that_differ_for_ever_some_are_remembered(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender_records, "CACHED_RESOURCES", 5)
-    monkeypatch.setattr(sender_records, "CACHED_VALUES", 5)
+    monkeypatch.setattr(side_tables, "CACHED_RESOURCES", 5)
+    monkeypatch.setattr(side_tables, "CACHED_VALUES", 5)
     monkeypatch.setattr(connections, "CACHED_RESOURCES", 5)
     appender, made = store._behind._file.appender, []
     for n in range(20):

@@ -15,7 +15,7 @@ from collector.making import run
 from collector.others import holding, python
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.maintenance import inspection
+from spanwise.collector.stores.sqlite.maintenance import backup_and_recovery
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_backup_is_the_file_as_it_was_when_it_began_though_the_writer_goes_on(
             store.append([run("late")])
             written.append("late")
 
-        inspection.backup(str(file), str(copy), between)
+        backup_and_recovery.backup(str(file), str(copy), between)
         assert len(steps) > 1
         assert store.count()["traces"] == 800 + len(written)
     with SQLiteStore(copy) as kept:
@@ -57,7 +57,7 @@ def test_a_backup_is_the_file_as_it_was_when_it_began_though_the_writer_goes_on(
 def test_a_backup_of_another_process_file_holds_what_it_acknowledged(file: Path, copy: Path) -> None:
     with holding(file) as write:
         assert write("a") == "kept"
-        inspection.backup(str(file), str(copy))
+        backup_and_recovery.backup(str(file), str(copy))
         assert write("b") == "kept"
     with SQLiteStore(copy) as kept:
         assert names(kept.traces()) == ["a"]
@@ -67,7 +67,7 @@ def test_a_backup_of_another_process_file_holds_what_it_acknowledged(file: Path,
 
 def test_a_backup_is_for_its_user_alone(file: Path, copy: Path) -> None:
     fill(file, 100)
-    inspection.backup(str(file), str(copy))
+    backup_and_recovery.backup(str(file), str(copy))
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert sorted(os.listdir(copy.parent)) == ["copy.db", "spanwise.db"]
 
@@ -88,7 +88,7 @@ def test_a_backup_that_is_killed_leaves_no_file_under_its_name(file: Path, copy:
     with python(KILLED, file, copy) as process:
         assert process.wait(60) == -signal.SIGKILL
     assert not copy.exists()
-    inspection.backup(str(file), str(copy))  # what was left is begun anew
+    backup_and_recovery.backup(str(file), str(copy))  # what was left is begun anew
     assert set(os.listdir(copy.parent)) - {"spanwise.db.reserve"} == {"spanwise.db", "copy.db"}
     with SQLiteStore(copy) as kept:
         assert kept.check(deep=True) == []
@@ -103,13 +103,13 @@ def test_two_backups_to_one_name_are_one_and_a_refusal(file: Path, copy: Path) -
         if not inside.is_set():
             inside.set()
             with pytest.raises(Refused, match="another process is writing"):
-                inspection.backup(str(file), str(copy))
+                backup_and_recovery.backup(str(file), str(copy))
             told.append("refused")
 
-    inspection.backup(str(file), str(copy), second)
+    backup_and_recovery.backup(str(file), str(copy), second)
     assert told == ["refused"]
     with pytest.raises(Refused, match="already exists"):
-        inspection.backup(str(file), str(copy))
+        backup_and_recovery.backup(str(file), str(copy))
 
 
 def test_a_damaged_file_is_not_backed_up(file: Path, copy: Path) -> None:
@@ -118,23 +118,23 @@ def test_a_damaged_file_is_not_backed_up(file: Path, copy: Path) -> None:
         opened.seek(file.stat().st_size - 20 * 16384)
         opened.write(os.urandom(16384 * 10))
     with pytest.raises(Refused, match="is damaged"):
-        inspection.backup(str(file), str(copy))
+        backup_and_recovery.backup(str(file), str(copy))
     assert os.listdir(copy.parent) == ["spanwise.db"]
 
 
 def test_a_backup_into_a_folder_that_is_not_there_is_refused(file: Path) -> None:
     fill(file, 100)
     with pytest.raises(Refused, match="No such file or directory"):
-        inspection.backup(str(file), str(file.parent / "none" / "copy.db"))
+        backup_and_recovery.backup(str(file), str(file.parent / "none" / "copy.db"))
 
 
 @pytest.mark.process
 def test_a_backup_is_restored_as_the_documentation_says(file: Path, copy: Path, tmp_path: Path) -> None:
     with holding(file) as write:
         write("a")
-        inspection.backup(str(file), str(copy))
+        backup_and_recovery.backup(str(file), str(copy))
         write("b")
-    replaced = inspection.restore(str(copy), str(file)).replaced
+    replaced = backup_and_recovery.restore(str(copy), str(file)).replaced
     with SQLiteStore(file) as store:
         assert names(store.traces()) == ["a"]
     assert replaced is not None

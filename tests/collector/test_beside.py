@@ -17,13 +17,12 @@ from collector.making import child, run
 from collector.otlp import altered, attribute, json_request, json_span, post, rejected, request, span
 from spanwise.collector.dialects import Amendment, Draft, RawSpan, TranslatedSpan, make_side_record, read_span
 from spanwise.collector.dialects.translation import DIALECTS
-from spanwise.collector.ingest import Receiver, otlp_signals
-from spanwise.collector.ingest.http_receiver import SignalRoute
-from spanwise.collector.ingest.limits import Limits
-from spanwise.collector.ingest.offload import Offloader
+from spanwise.collector.ingest import Receiver, StoreSink, otlp_signals
+from spanwise.collector.ingest.decode_pool import Offloader
+from spanwise.collector.ingest.otlp_receiver import SignalRoute
 from spanwise.collector.ingest.otlp_signals import TRACES, Request
-from spanwise.collector.ingest.request_decoder import decode
-from spanwise.collector.ingest.store_sink import BATCH_SIZE, StoreSink
+from spanwise.collector.ingest.request_decoder import Limits, decode
+from spanwise.collector.ingest.store_sink import BATCH_SIZE
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Feedback, Run, Target
 from spanwise.collector.stores.sqlite import SQLiteStore

@@ -23,13 +23,10 @@ from collector.making import SECOND, run
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Experiment, Retention, Target
-from spanwise.collector.stores import LocalStore, Store
+from spanwise.collector.stores import CombinedStore, LocalStore, Store
 from spanwise.collector.stores.backends import DeletedTraces
-from spanwise.collector.stores.combined_store import CombinedStore
-from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
 from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
-from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 
 
 class Stumbling(SQLiteTraces):

@@ -17,8 +17,8 @@ from collector.conformance_traces import eventually
 from collector.making import run
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.connections import WAL_SIZE_LIMIT
+from spanwise.collector.stores.sqlite.database.group_commit import DUE_BYTES
 from spanwise.collector.stores.sqlite.database.schema import PAGE_SIZE
-from spanwise.collector.stores.sqlite.database.wal_checkpoint import DUE_BYTES
 
 MUCH = 400_000  # bytes of a span
 

@@ -14,7 +14,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from collector.making import run
 from collector.otlp import JSON, PROTOBUF, attribute, request, span
 from spanwise.collector import record_encoding
-from spanwise.collector.clock_skew import (
+from spanwise.collector.record_corrections import (
     DAY_NS,
     HOUR_NS,
     MAX_CLOCK_SKEW_NS,

@@ -15,10 +15,16 @@ from collector.otlp import attribute, field, nested, request, span
 from looped_cases import loop_over
 from spanwise.collector.dialects import RawSpan
 from spanwise.collector.ingest import protobuf_decoder
-from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError
-from spanwise.collector.ingest.limits import Allowance, Limits
 from spanwise.collector.ingest.otlp_signals import TRACES, read_span_item
-from spanwise.collector.ingest.request_decoder import Scope, count_by_reason, decode
+from spanwise.collector.ingest.request_decoder import (
+    Allowance,
+    ItemRefused,
+    Limits,
+    PermanentError,
+    Scope,
+    count_by_reason,
+    decode,
+)
 
 LENGTHS = (0, 1, 126, 127, 128, 129, 130, 4091, 4092, 4093, 4094, 16_390)
 TEXTS = st.text(max_size=5) | st.sampled_from(LENGTHS).map(lambda length: "x" * length)

@@ -17,12 +17,9 @@ from collector.making import run
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.records import Booking, ClaimResult, RuleSettings
 from spanwise.collector.rule_policy import find_setting
-from spanwise.collector.stores import Store
-from spanwise.collector.stores.combined_store import CombinedStore
-from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores import CombinedStore, Store
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
 from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
-from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 
 HOUR = 3_600_000_000_000
 DAY = 24 * HOUR

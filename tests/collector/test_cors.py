@@ -11,8 +11,7 @@ import pytest
 
 from collector.making import run
 from looped_cases import loop_over
-from spanwise.collector.api.app_factory import ROUTE_PERMISSIONS
-from spanwise.collector.api.security_middleware import CorsMiddleware, validate_origin
+from spanwise.collector.api.asgi_application import ROUTE_PERMISSIONS, CorsMiddleware, validate_origin
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Key
 from spanwise.collector.server import Server

@@ -18,13 +18,19 @@ from collector.otlp import JSON, PROTOBUF, attribute, field, json_request, json_
 from looped_cases import loop_over
 from spanwise.collector.errors import TooLarge
 from spanwise.collector.ingest import Limits, check_json
-from spanwise.collector.ingest.ingest_errors import PermanentError
-from spanwise.collector.ingest.limits import HUGE_BODY_BYTES, LARGE_BODY_BYTES, MAX_GROUPS, MAX_JSON_OBJECTS
-from spanwise.collector.ingest.offload import Offloader, PriorityLane
+from spanwise.collector.ingest.decode_pool import Offloader, PriorityLane
+from spanwise.collector.ingest.otlp_receiver import make_buffer
 from spanwise.collector.ingest.otlp_signals import LOGS, METRICS, TRACES
 from spanwise.collector.ingest.protobuf_decoder import MAX_MESSAGES, check_messages, split_groups
-from spanwise.collector.ingest.request_body import make_buffer
-from spanwise.collector.ingest.request_decoder import count_by_reason, decode
+from spanwise.collector.ingest.request_decoder import (
+    HUGE_BODY_BYTES,
+    LARGE_BODY_BYTES,
+    MAX_GROUPS,
+    MAX_JSON_OBJECTS,
+    PermanentError,
+    count_by_reason,
+    decode,
+)
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 

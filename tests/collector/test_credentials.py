@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from looped_cases import loop_over
 from spanwise.collector.errors import Refused
-from spanwise.collector.security.authentication import extract_key
+from spanwise.collector.security import extract_key
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 

@@ -17,8 +17,8 @@ from spanwise.collector.records import Amendment, Example
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.schema import PAGE_SIZE
-from spanwise.collector.stores.sqlite.maintenance import inspection
-from spanwise.collector.stores.sqlite.maintenance.recovery import DamagedTable
+from spanwise.collector.stores.sqlite.maintenance import backup_and_recovery
+from spanwise.collector.stores.sqlite.maintenance.backup_and_recovery import DamagedTable
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_what_reading_finds_damaged_stops_writing(file: Path) -> None:
 def test_check_lists_what_is_wrong(file: Path) -> None:
     filled(file, 100)
     damage(file)
-    problems = inspection.check_file(str(file))
+    problems = backup_and_recovery.check_file(str(file))
     assert any(problem.startswith("spans: ") for problem in problems)
     assert len(problems) > 1
 
@@ -102,10 +102,10 @@ def test_check_lists_what_is_wrong(file: Path) -> None:
 def test_check_says_that_nothing_can_be_read(file: Path) -> None:
     filled(file, 1)
     overwrite(file, 0)
-    [problem] = inspection.check_file(str(file))
+    [problem] = backup_and_recovery.check_file(str(file))
     assert "not a database" in problem
     with pytest.raises(Refused, match=r"cannot read .*the start of the file is damaged, restore a backup"):
-        inspection.recover(str(file), str(file) + ".saved")
+        backup_and_recovery.recover(str(file), str(file) + ".saved")
 
 
 def found_in(saved: Path) -> dict[str, list[str]]:
@@ -114,14 +114,16 @@ def found_in(saved: Path) -> dict[str, list[str]]:
         return {trace.trace_id: [one.span_id for one in trace.runs] for trace in store.many(ids)}
 
 
-def recovered(file: Path) -> tuple[Path, dict[str, inspection.TableRecovery], inspection.RecoveryReport]:
+def recovered(
+    file: Path,
+) -> tuple[Path, dict[str, backup_and_recovery.TableRecovery], backup_and_recovery.RecoveryReport]:
     """Recover, and hold what is promised of every recovery."""
     saved, before = file.with_name("saved.db"), file.read_bytes()
-    said = inspection.recover(str(file), str(saved))
+    said = backup_and_recovery.recover(str(file), str(saved))
     assert file.read_bytes() == before
     assert said.problems == []
     assert set(os.listdir(file.parent)) - {"spanwise.db.reserve"} == {"spanwise.db", "saved.db"}
-    assert inspection.check_file(str(saved), deep=True) == []
+    assert backup_and_recovery.check_file(str(saved), deep=True) == []
     return saved, {one.table: one for one in said.tables}, said
 
 
@@ -220,7 +222,7 @@ def test_what_stood_in_the_log_alone_is_saved_and_the_log_stays(file: Path, tmp_
         for end in ("", "-wal"):
             (copy / f"spanwise.db{end}").write_bytes(file.with_name(f"spanwise.db{end}").read_bytes())
     log = (copy / "spanwise.db-wal").read_bytes()
-    inspection.recover(str(copy / "spanwise.db"), str(tmp_path / "saved.db"))
+    backup_and_recovery.recover(str(copy / "spanwise.db"), str(tmp_path / "saved.db"))
     assert (copy / "spanwise.db-wal").read_bytes() == log
     assert len(found_in(tmp_path / "saved.db")) == 1
 
@@ -238,8 +240,8 @@ def test_a_new_span_does_not_answer_to_the_id_of_one_that_was_lost(file: Path, t
         store.append([run("lost", attributes={"gen_ai.response.id": "lost"})])
     with closing(sqlite3.connect(file)) as db, db:
         db.execute("DELETE FROM spans")
-    assert "1 response ids without a span" in inspection.check_file(str(file))
-    assert inspection.recover(str(file), str(saved)).problems == []
+    assert "1 response ids without a span" in backup_and_recovery.check_file(str(file))
+    assert backup_and_recovery.recover(str(file), str(saved)).problems == []
     with SQLiteStore(saved) as store:
         store.append([later])
         said = [Amendment("", "", {"outputs": id}, response_id=id) for id in ("lost", "new")]
@@ -250,7 +252,7 @@ def test_a_new_span_does_not_answer_to_the_id_of_one_that_was_lost(file: Path, t
 def test_nothing_is_overwritten(file: Path) -> None:
     filled(file, 1)
     with pytest.raises(Refused, match="already exists"):
-        inspection.recover(str(file), str(file))
+        backup_and_recovery.recover(str(file), str(file))
 
 
 @pytest.mark.parametrize("bad", [{1}, {500}, {999}, {0, 999}, {3, 4, 5, 700}, set(range(100, 300))])

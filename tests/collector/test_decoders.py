@@ -25,12 +25,17 @@ from collector.compressed import adopt, dictionaries_of
 from collector.otlp import attribute, log_record, logs_request, request, span
 from polling import until
 from spanwise.collector.ingest import Limits, decode_pool, default_decoder_count
-from spanwise.collector.ingest.decode_pool import DecodePool, SuspectBodies, WorkerPool, WorkerProcess, fingerprint_body
-from spanwise.collector.ingest.decode_protocol import LENGTH_PREFIX, WorkerSettings
-from spanwise.collector.ingest.ingest_errors import RetryableError
-from spanwise.collector.ingest.ingest_pipeline import IngestPipeline
-from spanwise.collector.ingest.offload import Offloader
-from spanwise.collector.ingest.otlp_signals import TRACES, Request
+from spanwise.collector.ingest.decode_pool import (
+    DecodePool,
+    Offloader,
+    SuspectBodies,
+    WorkerPool,
+    WorkerProcess,
+    fingerprint_body,
+)
+from spanwise.collector.ingest.otlp_receiver import IngestPipeline
+from spanwise.collector.ingest.otlp_signals import LENGTH_PREFIX, TRACES, Request, WorkerSettings
+from spanwise.collector.ingest.request_decoder import RetryableError
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -263,9 +268,9 @@ def test_a_process_loads_what_decoding_needs_and_nothing_else():
     assert heavy.isdisjoint(found)
     ours = {
         "store_connection",
-        "ingest.http_receiver",
+        "ingest.otlp_receiver",
         "ingest.decode_pool",
-        "stores.trace_store",
+        "stores.store_interfaces",
         "stores.sqlite.store",
         "statistics",
     }

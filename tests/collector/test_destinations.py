@@ -15,7 +15,7 @@ from polling import until
 from spanwise.collector.records import Key
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.write import sender_records
+from spanwise.collector.stores.sqlite.write import side_tables
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import configure, flush, instrument, session, span, uninstrument
 
@@ -82,8 +82,8 @@ def test_destinations_are_there_after_a_restart_and_a_vacuum(tmp_path):
 
 
 def test_destinations_of_a_project_are_bounded(store, monkeypatch):
-    monkeypatch.setattr(sender_records, "MAX_DESTINATIONS", 3)
-    monkeypatch.setattr(sender_records, "MAX_PENDING_CALLS", 3)
+    monkeypatch.setattr(side_tables, "MAX_DESTINATIONS", 3)
+    monkeypatch.setattr(side_tables, "MAX_PENDING_CALLS", 3)
     for number in range(5):
         caller = call(f"http://h{number}.internal")
         store.append([caller, continued(caller)])

@@ -29,7 +29,7 @@ from spanwise.collector.records import (
     Rule,
     Target,
 )
-from spanwise.collector.security.authentication import ATTEMPT_BURST, MAX_TRACKED_ADDRESSES, AttemptLimiter
+from spanwise.collector.security import ATTEMPT_BURST, MAX_TRACKED_ADDRESSES, AttemptLimiter
 from spanwise.collector.server import Server
 from spanwise.collector.stores import ControlStore, TraceStore
 from spanwise.collector.stores.sqlite import SQLiteStore

@@ -284,7 +284,7 @@ def test_a_file_has_its_name_once_it_is_whole(full: SQLiteStore, tmp_path: Path)
 
 
 def test_a_line_that_is_too_long_is_one_bad_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spanwise.collector.import_export.file_importer.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("spanwise.collector.import_export.record_files.MAX_LINE_BYTES", 1000)
     good = record_encoding.encode({"record": "run", "value": run("good")})
     taken = import_file(store, io.BytesIO(b"x" * 5000 + b"\n" + good + b"\n" + b"y" * 1001))
     assert (taken.bad, taken.kept) == (2, {"run": 1})

@@ -21,7 +21,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter, validate_filter
 from spanwise.collector.records import Feedback, Target, TraceHead
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.query.trace_values import split_ranges
+from spanwise.collector.stores.sqlite.query.change_feed import split_ranges
 from spanwise.tracer import attribute_names as names
 
 

@@ -15,7 +15,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.records import Amendment, Feedback, Run
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.write import pending_amendments
+from spanwise.collector.stores.sqlite.write import side_tables
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_feedback_finds_its_response_among_many_later_ones(store: SQLiteStore, m
     store.append([one := call()])
     for start in range(0, 400, 100):
         store.append([call(f"later-{number}") for number in range(start, start + 100)])
-    store._traces._file.write(lambda db: pending_amendments.prune_response_ids(db))
+    store._traces._file.write(lambda db: side_tables.prune_response_ids(db))
     said = Amendment("", "", {"feedback": {"1": {"key": "k", "score": 1.0}}}, response_id="resp-1")
     assert store.add_amendments([said]) == [True]
     assert eventually(lambda: len(on(store, one)), 1, seconds=5)

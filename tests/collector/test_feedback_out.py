@@ -21,7 +21,7 @@ from collector.outlets import Scripted, attributes
 from polling import until
 from spanwise.collector.dialects import RawLog, read_feedback, read_via, write_feedback_attributes
 from spanwise.collector.errors import Refused
-from spanwise.collector.forward import FeedbackForwarder, ForwardTarget, feedback_forwarder, parse_targets
+from spanwise.collector.forward import FeedbackForwarder, ForwardTarget, forwarder, parse_targets
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Feedback
 from spanwise.collector.records import Target as Of
@@ -48,7 +48,7 @@ ALL = [
 
 @pytest.fixture(autouse=True)
 def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedback_forwarder, "POLL_INTERVAL", 0.05)
+    monkeypatch.setattr(forwarder, "POLL_INTERVAL", 0.05)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from spanwise.collector.filter_evaluation import (
 from spanwise.collector.filters import Filter
 from spanwise.collector.request_context import CancellableQuery
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.query import trace_values
+from spanwise.collector.stores.sqlite.query import change_feed
 
 VALUES: TraceValues = {
     "name": "answer",
@@ -95,7 +95,7 @@ def test_a_dataset_and_an_unknown_comparison_are_refused() -> None:
 
 
 def test_sqlite_reads_large_values_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_values, "BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(change_feed, "BATCH_CHARACTERS", 100)
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([run(metadata={"number": number, "text": "x" * 60}) for number in range(9)])
         filters = [Filter(metadata={"number": 4}), Filter(name="answer")]
@@ -117,7 +117,7 @@ def test_a_query_that_is_over_stops_between_two_filters(tmp_path: Path) -> None:
         store.append([run()])
         with store._traces._file.read() as reader:
             reader.question = query = CancellableQuery("GET /", None)
-            results = trace_values.FilterReader(reader, [Filter(name="a")] * 2).read("FROM traces t", ())
+            results = change_feed.FilterReader(reader, [Filter(name="a")] * 2).read("FROM traces t", ())
             query.leave()
             with pytest.raises(Closed, match="was stopped"):
                 list(results)

@@ -7,7 +7,6 @@ import pytest
 
 from looped_cases import loop_over
 from spanwise.collector.errors import Refused
-from spanwise.collector.filter_values import parse_bound, parse_duration, parse_time
 from spanwise.collector.filters import (
     Filter,
     condition_field,
@@ -15,7 +14,10 @@ from spanwise.collector.filters import (
     filter_from_items,
     filter_to_items,
     parse,
+    parse_bound,
+    parse_duration,
     parse_term,
+    parse_time,
     validate_filter,
 )
 

@@ -31,8 +31,15 @@ from integration.serving import ROOT, environment
 from looped_cases import loop_over
 from polling import until
 from spanwise.collector.errors import Refused
-from spanwise.collector.forward import FeedbackForwarder, Forwarder, ForwardTarget, parse_targets
-from spanwise.collector.forward.envelope import Envelope, join_envelopes, unpack_envelope
+from spanwise.collector.forward import (
+    Envelope,
+    FeedbackForwarder,
+    Forwarder,
+    ForwardTarget,
+    join_envelopes,
+    parse_targets,
+    unpack_envelope,
+)
 from spanwise.collector.records import Key
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore

@@ -19,8 +19,7 @@ from collector.otlp import JSON, json_request, json_span, log_record, logs_reque
 from collector.test_forward import dropped, names_of, number, passing_on, send
 from polling import until
 from spanwise.collector.errors import Refused
-from spanwise.collector.forward import ForwardTarget, parse_targets
-from spanwise.collector.forward.envelope import Envelope
+from spanwise.collector.forward import Envelope, ForwardTarget, parse_targets
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 

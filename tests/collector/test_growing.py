@@ -21,8 +21,8 @@ from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.connections import open_writable
 from spanwise.collector.stores.sqlite.database.schema import migrate
+from spanwise.collector.stores.sqlite.maintenance.background_jobs import SummaryRebuilder
 from spanwise.collector.stores.sqlite.maintenance.deletion import DeletionPace, delete_traces
-from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import SummaryRebuilder
 from spanwise.collector.stores.sqlite.write.span_writer import MAX_RECENT_ROWS
 from spanwise.collector.stores.sqlite.write.trace_cache import MAX_REBUILD_SPANS
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED

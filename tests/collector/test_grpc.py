@@ -35,7 +35,7 @@ from spanwise.collector.grpc.export_services import _detect_encoding, _parse_pee
 from spanwise.collector.grpc.listener import MAX_CONNECTIONS, MAX_MESSAGE_BYTES
 from spanwise.collector.ingest import Limits
 from spanwise.collector.records import Key
-from spanwise.collector.security.authentication import ATTEMPT_BURST
+from spanwise.collector.security import ATTEMPT_BURST
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 

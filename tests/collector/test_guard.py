@@ -20,11 +20,10 @@ from collector.otlp import PROTOBUF, request, span
 from looped_cases import loop_over
 from polling import until
 from spanwise.collector.api import KeyCache, create_app
-from spanwise.collector.api.app_factory import ROUTE_PERMISSIONS
+from spanwise.collector.api.asgi_application import ROUTE_PERMISSIONS
 from spanwise.collector.errors import Refused, Unavailable
 from spanwise.collector.records import Key
-from spanwise.collector.security.authentication import AttemptLimiter, KeyCacheTimes
-from spanwise.collector.security.authorization import SCOPE_PERMISSIONS, get_permissions
+from spanwise.collector.security import SCOPE_PERMISSIONS, AttemptLimiter, KeyCacheTimes, get_permissions
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 

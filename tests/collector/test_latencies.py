@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.collector.stores.sqlite.rollups.latency_histogram import (
+from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     ZERO_BIN,
     add_to_bins,
     find_bin,

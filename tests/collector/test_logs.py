@@ -25,10 +25,10 @@ from collector.otlp import (
     rejected_logs,
 )
 from spanwise.collector.dialects import Amendment, RawLog, read_feedback
-from spanwise.collector.dialects.log_records import LOG_DIALECTS
+from spanwise.collector.dialects.translation import LOG_DIALECTS
 from spanwise.collector.errors import Refused
 from spanwise.collector.ingest import Receiver
-from spanwise.collector.ingest.http_receiver import SignalRoute
+from spanwise.collector.ingest.otlp_receiver import SignalRoute
 from spanwise.collector.ingest.otlp_signals import LOGS, read_log_item
 from spanwise.collector.records import Feedback, ProcessReport, Run, Target
 from spanwise.collector.server import Server

@@ -18,7 +18,7 @@ from collector.making import run
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, MIGRATIONS, OLDEST_VERSION, MigrationProgress
-from spanwise.collector.stores.sqlite.maintenance import inspection
+from spanwise.collector.stores.sqlite.maintenance import backup_and_recovery
 
 KILLED_AT = """
 import functools, os, signal, sqlite3, sys
@@ -111,7 +111,7 @@ def test_a_file_of_an_earlier_development_version_is_refused_with_a_remedy(file:
     former_file.build(file)
     former_file.mark(file, older)
     before = file.read_bytes()
-    for use in (SQLiteStore, lambda path: inspection.recover(str(path), f"{path}.saved")):
+    for use in (SQLiteStore, lambda path: backup_and_recovery.recover(str(path), f"{path}.saved")):
         with pytest.raises(Refused, match=rf"file version {older}, .*oldest .* {OLDEST_VERSION}; export it"):
             use(file)
     assert (version(file), file.read_bytes()) == (older, before)

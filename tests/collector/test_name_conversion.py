@@ -16,13 +16,13 @@ from collector.test_migrations import KILLED_AT
 from spanwise.collector import connect
 from spanwise.collector.dialects import RawLog, RawSpan, read_log, read_run
 from spanwise.collector.errors import Refused
-from spanwise.collector.former_names import ATTRIBUTES, present_names, present_run
+from spanwise.collector.record_corrections import ATTRIBUTES, present_names, present_run
 from spanwise.collector.records import Feedback, OpenRun, Run, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.file_lock import FileLock
 from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID, adopt_former_file
 from spanwise.collector.stores.sqlite.database.schema import APPLICATION_ID
-from spanwise.collector.stores.sqlite.maintenance.inspection import check_file, recover, restore
+from spanwise.collector.stores.sqlite.maintenance.backup_and_recovery import check_file, recover, restore
 
 TEXT = 'said "assay.cost"'
 

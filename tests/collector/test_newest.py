@@ -15,7 +15,7 @@ from spanwise.collector.pages.traces import trace_list
 from spanwise.collector.records import Feedback, Run, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.query import distinct_values
+from spanwise.collector.stores.sqlite.query import record_lists
 from spanwise.collector.stores.sqlite.rollups import aggregation
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS
 
@@ -163,8 +163,8 @@ def test_what_the_sums_answer_has_no_more_buckets_either(store, monkeypatch):
 
 def test_menus_of_a_project_have_the_values_of_its_newest_traces(store):
     store.append([later(i, user_id=f"u{i}", project="mine") for i in range(3)])
-    store.append([later(10 + i, user_id="new", project="mine") for i in range(distinct_values.NEWEST_TRACES - 1)])
-    store.append([later(20 + distinct_values.NEWEST_TRACES, user_id="theirs", project="other")])
+    store.append([later(10 + i, user_id="new", project="mine") for i in range(record_lists.NEWEST_TRACES - 1)])
+    store.append([later(20 + record_lists.NEWEST_TRACES, user_id="theirs", project="other")])
     assert ProjectScopedStore(store, "mine").values("user") == store.values("user", project="mine") == ["new", "u2"]
 
 

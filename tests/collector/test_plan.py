@@ -7,15 +7,13 @@ import pytest
 from collector.making import child, run
 from polling import until
 from spanwise.collector.errors import Refused
-from spanwise.collector.filter_values import metadata_text
-from spanwise.collector.filters import Filter
+from spanwise.collector.filters import Filter, metadata_text
 from spanwise.collector.stores.backends import ScoreQuery
 from spanwise.collector.stores.sqlite import SQLiteStore, encode
-from spanwise.collector.stores.sqlite.query import distinct_values
-from spanwise.collector.stores.sqlite.query.feedback_and_sessions import list_rule_scores
-from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter
-from spanwise.collector.stores.sqlite.query.query_plan import plan_query
-from spanwise.collector.stores.sqlite.search.fulltext_tokens import compile_match
+from spanwise.collector.stores.sqlite.query import record_lists
+from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter, plan_query
+from spanwise.collector.stores.sqlite.query.record_lists import list_rule_scores
+from spanwise.collector.stores.sqlite.search.searchable_text import compile_match
 
 
 @pytest.mark.parametrize(
@@ -49,13 +47,13 @@ def test_traces_with_errors_have_an_index(tmp_path):
     assert "USING INDEX traces_with_errors" in way
 
 
-MENUS = [*distinct_values.ALL_PROJECTS_SQL.values(), *distinct_values.ONE_PROJECT_SQL.values()]
+MENUS = [*record_lists.ALL_PROJECTS_SQL.values(), *record_lists.ONE_PROJECT_SQL.values()]
 
 
 @pytest.mark.parametrize(
     "sql",
     MENUS,
-    ids=[*distinct_values.ALL_PROJECTS_SQL, *(f"{field} of a project" for field in distinct_values.ONE_PROJECT_SQL)],
+    ids=[*record_lists.ALL_PROJECTS_SQL, *(f"{field} of a project" for field in record_lists.ONE_PROJECT_SQL)],
 )
 def test_no_menu_scans_a_table(tmp_path, sql):
     with SQLiteStore(tmp_path / "spanwise.db"):

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from looped_cases import loop_over
 from spanwise.collector.ingest import Limits
-from spanwise.collector.ingest.ingest_errors import PermanentError, RetryableError
-from spanwise.collector.ingest.limits import LARGE_BODY_BYTES
-from spanwise.collector.ingest.request_body import (
+from spanwise.collector.ingest.otlp_receiver import (
     BodyBuffer,
     ClientDisconnected,
     PendingBytes,
@@ -24,6 +22,7 @@ from spanwise.collector.ingest.request_body import (
     RequestBody,
     make_buffer,
 )
+from spanwise.collector.ingest.request_decoder import LARGE_BODY_BYTES, PermanentError, RetryableError
 
 LIMIT = 1000
 LIMITS = Limits(request_bytes=LIMIT, stall_seconds=0.05)

@@ -22,11 +22,10 @@ from collector.otlp import altered, attribute, log_record, logs_request, post, r
 from looped_cases import loop_over
 from polling import until
 from spanwise.collector.dialects import Draft, RawSpan, read_run
-from spanwise.collector.dialects.log_records import LOG_DIALECTS
-from spanwise.collector.dialects.translation import DIALECTS
+from spanwise.collector.dialects.translation import DIALECTS, LOG_DIALECTS
 from spanwise.collector.errors import Closed, Refused, Unavailable
 from spanwise.collector.ingest import Limits, Receiver
-from spanwise.collector.ingest.http_receiver import SignalRoute
+from spanwise.collector.ingest.otlp_receiver import SignalRoute
 from spanwise.collector.ingest.otlp_signals import LOGS, TRACES, Signal, read_log_item
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Run

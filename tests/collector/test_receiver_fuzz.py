@@ -17,9 +17,7 @@ from collector.otlp import attribute, json_request, json_span, nested, request, 
 from spanwise.collector.dialects import Dialect, Draft, RawSpan, read_run
 from spanwise.collector.dialects.translation import DIALECTS
 from spanwise.collector.ingest import otlp_signals
-from spanwise.collector.ingest.ingest_errors import PermanentError
-from spanwise.collector.ingest.limits import Limits
-from spanwise.collector.ingest.request_decoder import Codec, count_by_reason, decode
+from spanwise.collector.ingest.request_decoder import Codec, Limits, PermanentError, count_by_reason, decode
 from spanwise.collector.records import Event
 from spanwise.tracer import attribute_names as names
 
@@ -230,8 +228,8 @@ FUZZ = """
 import sys, atheris
 from spanwise.collector.ingest import otlp_signals
 from spanwise.collector.ingest.request_decoder import count_by_reason, decode
-from spanwise.collector.ingest.ingest_errors import PermanentError
-from spanwise.collector.ingest.limits import Limits
+from spanwise.collector.ingest.request_decoder import PermanentError
+from spanwise.collector.ingest.request_decoder import Limits
 
 def one(data):
     for codec in (otlp_signals.TRACES_PROTOBUF, otlp_signals.TRACES_JSON, otlp_signals.LOGS_PROTOBUF, otlp_signals.LOGS_JSON):

@@ -14,15 +14,21 @@ from collector.making import run
 from collector.otlp import PROTOBUF, altered, attribute, request, span
 from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.errors import Refused, Unavailable
-from spanwise.collector.ingest import Limits
-from spanwise.collector.ingest.decode_pool import DecodePool
-from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError, RetryableError
-from spanwise.collector.ingest.ingest_pipeline import LARGE_BODY_BYTES, IngestPipeline
-from spanwise.collector.ingest.limits import check_ids
-from spanwise.collector.ingest.offload import Offloader
+from spanwise.collector.ingest import Limits, StoreSink
+from spanwise.collector.ingest.decode_pool import DecodePool, Offloader
+from spanwise.collector.ingest.otlp_receiver import IngestPipeline
 from spanwise.collector.ingest.otlp_signals import TRACES, Request
-from spanwise.collector.ingest.request_decoder import DecodedRequest, count_by_reason, decode
-from spanwise.collector.ingest.store_sink import BATCH_SIZE, StoreSink
+from spanwise.collector.ingest.request_decoder import (
+    LARGE_BODY_BYTES,
+    DecodedRequest,
+    ItemRefused,
+    PermanentError,
+    RetryableError,
+    check_ids,
+    count_by_reason,
+    decode,
+)
+from spanwise.collector.ingest.store_sink import BATCH_SIZE
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Run
 from spanwise.collector.server import Server

@@ -13,7 +13,7 @@ from collector.making import run
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import OpenRun, ProcessReport
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.write import sender_records
+from spanwise.collector.stores.sqlite.write import side_tables
 
 
 @pytest.fixture
@@ -45,9 +45,7 @@ def test_what_was_said_a_week_ago_goes_with_the_next(store: SQLiteStore) -> None
     store.append([root])
     store.add_running([begun(), begun(root.trace_id)])
     file.write(
-        lambda db: (
-            db.execute("UPDATE open_runs SET seen_ns = seen_ns - ?", (sender_records.MAX_OPEN_RUN_AGE_NS,)).rowcount
-        )
+        lambda db: db.execute("UPDATE open_runs SET seen_ns = seen_ns - ?", (side_tables.MAX_OPEN_RUN_AGE_NS,)).rowcount
     )
     file.appender.running._next_look = 0.0
     store.add_running([news])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spanwise.collector.dialects import RawSpan, read_run
-from spanwise.collector.ingest.store_sink import CommitWaiter
+from spanwise.collector.ingest import CommitWaiter
 from spanwise.collector.records import Run
 from spanwise.collector.stores.sqlite import SQLiteStore, encode
 from spanwise.collector.stores.sqlite.database.group_commit import WriteJob

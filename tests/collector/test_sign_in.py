@@ -20,12 +20,14 @@ from polling import until
 from spanwise.collector.address_parsing import safe_redirect_path
 from spanwise.collector.api import Authenticator, KeyCache, SecurityMiddleware, create_app
 from spanwise.collector.records import Key
-from spanwise.collector.security.authentication import ATTEMPT_BURST, AttemptLimiter, KeyCacheTimes
-from spanwise.collector.security.authorization import RoutePermissions
-from spanwise.collector.security.browser_sessions import (
+from spanwise.collector.security import (
+    ATTEMPT_BURST,
     MAX_SESSIONS_PER_KEY,
     SESSION_LIFETIME_S,
+    AttemptLimiter,
     BrowserSessions,
+    KeyCacheTimes,
+    RoutePermissions,
     build_session_cookie,
     is_form_token,
     make_form_token,

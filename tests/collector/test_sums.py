@@ -27,23 +27,20 @@ from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket, Feedback, FeedbackStats, Run, Target, Usage
 from spanwise.collector.server import Server
-from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
 from spanwise.collector.stores.sqlite.database.connections import open_writable
 from spanwise.collector.stores.sqlite.database.schema import (
     ROLLUP_TABLES,
     _make_sealed_periods_uniform,
     mark_rollups_stale,
 )
-from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.sqlite.maintenance import inspection, rebuild_jobs
-from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import PeriodSealer, RollupRecounter
-from spanwise.collector.stores.sqlite.query.query_plan import plan_query
+from spanwise.collector.stores.sqlite.maintenance import background_jobs, backup_and_recovery
+from spanwise.collector.stores.sqlite.maintenance.background_jobs import PeriodSealer, RollupRecounter
+from spanwise.collector.stores.sqlite.query.filter_sql import plan_query
 from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
 from spanwise.collector.stores.sqlite.rollups.aggregation import _Aggregation, plan_rollup_query
-from spanwise.collector.stores.sqlite.rollups.latency_histogram import ZERO_BIN, find_bin
-from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS, MAX_HOUR_ROWS
+from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS, MAX_HOUR_ROWS, ZERO_BIN, find_bin
 from spanwise.collector.stores.sqlite.rollups.sealed_rollups import build_day, build_hour, collect_names
-from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 
 NOW = 486_000 * HOUR_NS + 1
 GROUPS = (None, "project", "environment", "name", "model")
@@ -436,7 +433,7 @@ def test_a_check_leaves_the_rollups_of_an_older_file_to_its_migration(here):
     here.file.close()
     with closing(sqlite3.connect(here.path)) as db:
         former_file.lower_version(db, 20)
-    assert inspection.check_file(str(here.path)) == []
+    assert backup_and_recovery.check_file(str(here.path)) == []
     here.open()
     here.count()
     assert here.file.check() == []
@@ -665,7 +662,7 @@ def test_hours_of_an_older_file_whose_bins_have_an_early_form_are_counted_again(
 
 @pytest.mark.process
 def test_a_store_makes_ready_what_is_at_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(rebuild_jobs, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(background_jobs, "LOOK_SECONDS", 0.05)
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([later(i, start_ns=NOW + i * HOUR_NS) for i in range(30)])
         until(lambda: days_of(store) == 2)

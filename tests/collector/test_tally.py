@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanwise.collector.records import Feedback, FeedbackStats, Target
-from spanwise.collector.statistics import Tally, get_feedback_slot, percentile, select_latest
-from spanwise.collector.statistics.feedback_tally import MAX_PENDING_PARTS, ExactSum, exact_expansion
+from spanwise.collector.statistics import Tally, exact_expansion, get_feedback_slot, percentile, select_latest
+from spanwise.collector.statistics.feedback_tally import MAX_PENDING_PARTS, ExactSum
 
 TARGET = Target(trace_id="1" * 32)
 SCORES = st.floats(-1e12, 1e12) | st.booleans()

@@ -12,7 +12,7 @@ import pytest
 from collector.making import SECOND, child, run
 from spanwise.collector.records import Feedback, Retention, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.write.tombstones import Tombstones
+from spanwise.collector.stores.sqlite.write.side_tables import Tombstones
 
 
 @pytest.fixture

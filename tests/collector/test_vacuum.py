@@ -18,7 +18,7 @@ from collector.making import run
 from spanwise.collector.filters import Filter
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.schema import PAGE_SIZE
-from spanwise.collector.stores.sqlite.maintenance import inspection
+from spanwise.collector.stores.sqlite.maintenance import backup_and_recovery
 
 A, B, C = ({"service.name": name} for name in "ABC")
 
@@ -56,7 +56,7 @@ def test_spans_keep_their_own_resource_after_a_vacuum(store: SQLiteStore, file: 
 
 def test_no_id_of_a_resource_is_given_out_again_to_who_reads_beside(store: SQLiteStore, file: Path) -> None:
     store.append([run("gone", resource=A), run("gone", resource=B)])
-    with closing(inspection.DatabaseInspector(str(file))) as beside:
+    with closing(backup_and_recovery.DatabaseInspector(str(file))) as beside:
         used = {row["id"] for row in beside.sql("SELECT id FROM resources")}
         store.delete(name="gone")
         store.vacuum()

@@ -17,9 +17,9 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.records import Amendment, Retention, Run
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.database.column_values import hash_id
-from spanwise.collector.stores.sqlite.write import pending_amendments
-from spanwise.collector.stores.sqlite.write.pending_amendments import PendingAmendments
+from spanwise.collector.stores.sqlite.database.table_rows import hash_id
+from spanwise.collector.stores.sqlite.write import side_tables
+from spanwise.collector.stores.sqlite.write.side_tables import PendingAmendments
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def parts(file: Path) -> list[tuple[int, int]]:
 
 def found(store: SQLiteStore, id: str) -> list[str]:
     with store._traces._file.read() as reader:
-        return [trace_id for trace_id, _ in pending_amendments.find_by_response_id(reader, id)]
+        return [trace_id for trace_id, _ in side_tables.find_by_response_id(reader, id)]
 
 
 def test_answers_are_found_in_every_part_the_latest_first(store: SQLiteStore, file: Path) -> None:
@@ -203,7 +203,7 @@ def test_answers_are_found_in_every_part_the_latest_first(store: SQLiteStore, fi
 
 
 def test_no_more_are_looked_at_than_a_call_has_instrumentations(store: SQLiteStore) -> None:
-    runs = answered(store, *["a"] * (pending_amendments.MAX_CANDIDATES + 4))
+    runs = answered(store, *["a"] * (side_tables.MAX_CANDIDATES + 4))
     assert found(store, "a") == [one.trace_id for one in reversed(runs[4:])]
 
 
@@ -245,5 +245,5 @@ def test_a_restart_goes_on_with_the_last_part(store: SQLiteStore, file: Path) ->
 @pytest.mark.process
 def test_only_the_latest_answers_are_kept(store: SQLiteStore) -> None:
     runs = answered(store, "a", "b", "c")
-    store._traces._file.write(lambda db: pending_amendments.prune_response_ids(db, most=pending_amendments.BLOCK_SIZE))
+    store._traces._file.write(lambda db: side_tables.prune_response_ids(db, most=side_tables.BLOCK_SIZE))
     assert [found(store, id) for id in "abc"] == [[], [runs[1].trace_id], [runs[2].trace_id]]

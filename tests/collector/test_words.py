@@ -25,12 +25,11 @@ from collector.conformance_traces import eventually
 from collector.making import child, run
 from looped_cases import loop_over
 from spanwise.collector.records import Retention, Run
-from spanwise.collector.stores.sqlite import SQLiteStore, encode
-from spanwise.collector.stores.sqlite.database.column_values import loads
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, encode
 from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
-from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.sqlite.maintenance import background_worker
-from spanwise.collector.stores.sqlite.maintenance.background_worker import BURST_FACTOR
+from spanwise.collector.stores.sqlite.database.table_rows import loads
+from spanwise.collector.stores.sqlite.maintenance import background_jobs
+from spanwise.collector.stores.sqlite.maintenance.background_jobs import BURST_FACTOR
 from spanwise.collector.stores.sqlite.search import fulltext_index, searchable_text
 from spanwise.collector.stores.sqlite.search.fulltext_index import INSERT_MULTIPLE, MIN_TRANSACTION_CHARACTERS
 from spanwise.collector.stores.sqlite.search.searchable_text import (
@@ -341,7 +340,7 @@ def test_words_that_waited_in_memory_survive_a_kill(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_two_rounds_at_once_index_each_trace_once(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        background_worker, "BUSY_RATE", float("inf")
+        background_jobs, "BUSY_RATE", float("inf")
     )  # so many rounds are taken for load, under which words rest
     stop = threading.Event()
 
@@ -562,8 +561,8 @@ def test_load_is_many_spans_that_take_much_of_the_writers_time(still: SQLiteStor
     behind, writer, found = still._behind, still._file.writer, []
     for rate, share in ((2.0, 2.0), (2.0, 0.5), (0.5, 2.0)):
         behind._looked -= 10.0
-        writer.written += int(rate * 10 * background_worker.BUSY_RATE)
-        writer.spent += share * 10 * background_worker.BUSY_SHARE
+        writer.written += int(rate * 10 * background_jobs.BUSY_RATE)
+        writer.spent += share * 10 * background_jobs.BUSY_SHARE
         found.append(behind._is_busy())
     assert found == [True, False, False]
 

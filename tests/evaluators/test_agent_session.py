@@ -7,7 +7,7 @@ import pytest
 from looped_cases import loop_over
 from spanwise.collector.records import OpenRun, Run, Trace
 from spanwise.evaluators import evaluate, get_evaluator, score
-from spanwise.evaluators.interface.tool_calls import find_unanswered_calls
+from spanwise.evaluators.interface.case_views import find_unanswered_calls
 from spanwise.tracer import span, trace
 
 IDS = {"trace_id": "1" * 32}

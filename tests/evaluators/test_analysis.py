@@ -10,10 +10,9 @@ from starlette.testclient import TestClient
 from looped_cases import loop_over
 from spanwise.collector.api import create_app
 from spanwise.evaluators import Metric, datasets, evaluate, evaluator, get_evaluator, history
-from spanwise.evaluators.analysis import Analysis, analyze, sweep
-from spanwise.evaluators.analysis.leaderboards import make_scale, rank_models
-from spanwise.evaluators.analysis.model_results import SEVERAL_MODELS, Cell
-from spanwise.evaluators.analysis.problems import measure_severity
+from spanwise.evaluators.analysis import Analysis, Cell, analyze, sweep
+from spanwise.evaluators.analysis.model_findings import make_scale, measure_severity, rank_models
+from spanwise.evaluators.analysis.model_results import SEVERAL_MODELS
 from spanwise.tracer import current_run, span, trace
 
 HIGHER = Metric("k", threshold=0.5)

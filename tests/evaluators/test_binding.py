@@ -8,8 +8,7 @@ import pytest
 from looped_cases import loop_over
 from spanwise.collector.records import Case, Document, Example
 from spanwise.evaluators import as_evaluator, evaluate, evaluator, score
-from spanwise.evaluators.interface import BindingError, get_case_field
-from spanwise.evaluators.interface.argument_binding import FIELDS, MAX_CASE_SCORES, bind, read_call_fields
+from spanwise.evaluators.interface import FIELDS, MAX_CASE_SCORES, BindingError, bind, get_case_field, read_call_fields
 
 EXAMPLE = Example(inputs="of the example", reference_outputs="expected", guidelines="short", metadata={"city": "Bonn"})
 

@@ -96,7 +96,7 @@ def makers_of_cases():
 
 @pytest.mark.process
 def test_one_place_makes_cases():
-    assert list(makers_of_cases()) == ["scoring/case_builder.py"]
+    assert list(makers_of_cases()) == ["scoring/case_scoring.py"]
 
 
 def test_a_case_of_a_trace(trace):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from spanwise.collector.records import Document, Example
 from spanwise.evaluators import datasets
-from spanwise.evaluators.datasets.stored_datasets import view_example, view_outputs
+from spanwise.evaluators.datasets import view_example, view_outputs
 
 FULL = Example(
     inputs={"question": "Q?", "k": 3},

@@ -9,7 +9,7 @@ from looped_cases import loop_over
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import Experiment, Judge, Metric, evaluate, evaluator, get_evaluator, judge
 from spanwise.evaluators.interface import evaluator_registry, get_default_metrics, get_factory, list_specs
-from spanwise.evaluators.interface.document_metrics import DOCUMENT_METRICS
+from spanwise.evaluators.interface.evaluator_spec import DOCUMENT_METRICS
 
 SOURCE = "H2O Eval Studio: "
 OURS = {"faithfulness_nli"}  # a variant that the document does not have

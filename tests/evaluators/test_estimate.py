@@ -8,7 +8,7 @@ from looped_cases import loop_over
 from spanwise.collector.records import Case, Example
 from spanwise.evaluators import Judge, estimate, get_evaluator, judge, score
 from spanwise.evaluators.judges import NoJudge, scripted
-from spanwise.evaluators.judges.llm_client.judge_dry_run import JudgeDryRun, make_sample_value
+from spanwise.evaluators.judges.llm_client.judge_call import JudgeDryRun, make_sample_value
 
 CASES = [{"inputs": f"question {n}?", "outputs": "an answer"} for n in range(4)]
 

@@ -475,7 +475,7 @@ def test_a_mistake_is_not_told_through_our_insides(store, arguments):
         evaluate(*arguments, store=store)
     ours = [name for name in frames_of(told.value) if name != __file__]
     assert [name.rpartition("/")[2] for name in ours] == [
-        "experiment_settings.py",
+        "experiment_plan.py",
         "experiment_runner.py",
         "sync_bridge.py",
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from spanwise.evaluators import evaluate, evaluator, get_evaluator
 from spanwise.evaluators.experiments import CannotResume
-from spanwise.evaluators.interface.fingerprint import digest_code, list_untracked_state
+from spanwise.evaluators.interface import digest_code, list_untracked_state
 
 TASK = """
 import json

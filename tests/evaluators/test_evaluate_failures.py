@@ -5,9 +5,7 @@ import contextvars
 import pytest
 
 from spanwise.evaluators import Experiment, evaluate, evaluator
-from spanwise.evaluators.experiments import rerun_command
-from spanwise.evaluators.experiments.experiment_summary import make_summary
-from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
+from spanwise.evaluators.experiments import ExperimentTally, make_summary, rerun_command
 from spanwise.tracer import current_run
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(20)]

@@ -8,8 +8,7 @@ from looped_cases import loop_over
 from spanwise.collector.formatting import HEARTBEAT_TIMEOUT_NS, date_and_time, standing
 from spanwise.collector.records import Experiment as Record
 from spanwise.evaluators import Experiment, evaluate
-from spanwise.evaluators.experiments import Recorder
-from spanwise.evaluators.experiments.experiment_liveness import Heartbeat
+from spanwise.evaluators.experiments import Heartbeat, Recorder
 
 HOUR = 3_600 * 10**9
 

@@ -6,7 +6,7 @@ import pytest
 
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import evaluate, evaluator
-from spanwise.evaluators.experiments import experiment_rows
+from spanwise.evaluators.experiments import experiment_results
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
 
@@ -46,7 +46,7 @@ def test_failures_come_first_and_long_texts_are_cut(made):
 
 
 def test_a_page_says_how_many_of_its_rows_it_shows(made, monkeypatch):
-    monkeypatch.setattr(experiment_rows, "MAX_ROWS", 2)
+    monkeypatch.setattr(experiment_results, "MAX_ROWS", 2)
     written = made.to_html()
     assert "The first 2 of 4 runs, failures first." in written
     assert "&quot;fine&quot;" not in written

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from spanwise.evaluators import evaluate
-from spanwise.evaluators.experiments.experiment_liveness import describe_pending_work
+from spanwise.evaluators.experiments import describe_pending_work
 from spanwise.evaluators.interface.progress_display import NotebookBar, TerminalBar, make_progress_bar
 
 DATA = [{"q": n} for n in range(3)]

@@ -8,7 +8,8 @@ from typing import get_type_hints
 import pytest
 
 from spanwise.evaluators import Experiment, aevaluate, evaluate
-from spanwise.evaluators.experiments.experiment_settings import _FOREIGN_NAMES, EvaluateOptions, ExperimentSettings
+from spanwise.evaluators.experiments import EvaluateOptions
+from spanwise.evaluators.experiments.experiment_plan import _FOREIGN_NAMES, ExperimentSettings
 
 DATA = [{"inputs": "a"}]
 

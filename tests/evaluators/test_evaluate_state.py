@@ -8,7 +8,7 @@ import pytest
 from looped_cases import loop_over
 from spanwise.evaluators import evaluate
 from spanwise.evaluators.experiments import CannotResume
-from spanwise.evaluators.interface.fingerprint import digest_code, list_untracked_state
+from spanwise.evaluators.interface import digest_code, list_untracked_state
 
 
 @dataclass

@@ -12,7 +12,7 @@ from spanwise.collector.records import Example, Feedback, FeedbackStats, Run, Ta
 from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import select_latest, summarize_by_key
 from spanwise.evaluators import Experiment, evaluate, evaluator, get_evaluator, score
-from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
+from spanwise.evaluators.experiments import ExperimentTally
 from spanwise.tracer import trace
 
 DATASET = [

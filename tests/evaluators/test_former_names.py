@@ -12,11 +12,11 @@ from types import ModuleType
 import pytest
 
 from collector import making
-from spanwise.collector.former_names import present_run
+from spanwise.collector.record_corrections import present_run
 from spanwise.collector.records import Case, Trace, canonical_json
 from spanwise.evaluators import evaluator, get_evaluator, score
 from spanwise.evaluators.interface import digest_code, digest_source, make_evaluator
-from spanwise.evaluators.interface.adapters.adapted_metric import AdaptedMetric
+from spanwise.evaluators.interface.adapters import AdaptedMetric
 from spanwise.evaluators.monitors.job_executor import hash_case
 from spanwise.evaluators.monitors.monitored_rule import make_evaluator_entry
 

@@ -14,9 +14,8 @@ import zstandard
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import Experiment, evaluate
-from spanwise.evaluators.interop import export_inspect_log, import_inspect_log, inspect_archive
-from spanwise.evaluators.interop.experiment_import import ImportReport
-from spanwise.evaluators.interop.inspect_archive import InspectLog
+from spanwise.evaluators.interop import ImportReport, export_inspect_log, import_inspect_log, inspect_import
+from spanwise.evaluators.interop.inspect_import import InspectLog
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "products" / "inspect"
 EVAL, JSON = LOGS / "capitals.eval", LOGS / "capitals.json"
@@ -325,7 +324,7 @@ def test_a_log_without_samples_or_end_is_an_interrupted_experiment(store, tmp_pa
 
 
 def test_values_larger_than_the_limit_are_refused(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(inspect_archive, "MAX_MEMBER_BYTES", 1000)
+    monkeypatch.setattr(inspect_import, "MAX_MEMBER_BYTES", 1000)
     report = import_inspect_log(store, archive(tmp_path / "a.eval", sample(), sample(input="x" * 2000)))
     assert (report.imported["runs"], report.left_out["samples"]) == (1, 1)
 

@@ -9,8 +9,13 @@ from evaluators.judge_server import Reply, completion, error, serving
 from spanwise.collector.records import Usage
 from spanwise.evaluators.interface import Skip, Unjudged
 from spanwise.evaluators.judges import Ask, Completion, CutOff, Judge, ParseFailure, make_judge, scripted
-from spanwise.evaluators.judges.llm_client.judge_budget import Amount, Budget
-from spanwise.evaluators.judges.llm_client.judge_settings import compute_cost, compute_max_cost, look_up_price
+from spanwise.evaluators.judges.llm_client.judge_settings import (
+    Amount,
+    Budget,
+    compute_cost,
+    compute_max_cost,
+    look_up_price,
+)
 
 OK = Completion(text="yes", usage=Usage(1_000, 100))
 

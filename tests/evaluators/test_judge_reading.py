@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from looped_cases import loop_over
 from spanwise.collector.records import Usage
 from spanwise.evaluators.interface import Unjudged
-from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion, CutOff, ParseFailure
-from spanwise.evaluators.judges.llm_client.reply_parsing import parse_reply
+from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion, CutOff, ParseFailure, parse_reply
 from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA, make_rating_schema
 
 LEVELS = make_rating_schema((1, 2, 3, 4, 5))

@@ -344,7 +344,7 @@ def test_all_votes_that_fail_lead_to_the_trace_of_the_panel():
 
 
 def test_an_experiment_inside_a_judgement_has_judgements_of_its_own(store):
-    from spanwise.evaluators.judges.judgement import group_judgements
+    from spanwise.evaluators.judges.judge_evaluator import group_judgements
 
     judgements = JudgementBuffer()
     with use_judge_context(judgements=judgements), group_judgements("outer", Case(inputs="q")):

@@ -9,7 +9,7 @@ from evaluators.judge_server import serving
 from looped_cases import loop_over
 from spanwise.evaluators import Judge, get_evaluator, judge, score
 from spanwise.evaluators.judges import Prompt, scripted
-from spanwise.evaluators.judges.untrusted_data import compute_mark, neutralize, truncate_middle
+from spanwise.evaluators.judges.prompt_templates import compute_mark, neutralize, truncate_middle
 
 QUESTION = Prompt("q", "Is it good?\n\nAsked:\n{inputs}\n\nAnswer:\n{outputs}\n\nSay yes or no.", bound=50_000)
 MARK = re.compile(r"between <data-([0-9a-f]{16}) …>")

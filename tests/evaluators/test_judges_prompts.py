@@ -8,8 +8,7 @@ import pytest
 from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, judge, score
 from spanwise.evaluators.judges import Prompt, prompt, scripted
-from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS
-from spanwise.evaluators.judges.prompt_values import render_value
+from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, render_value
 
 YES = {"rationale": "Because.", "rating": "yes"}
 
@@ -145,7 +144,7 @@ def test_the_bound_is_a_parameter():
 @pytest.mark.process
 def test_a_question_is_the_same_in_every_process():
     code = (
-        "from spanwise.evaluators.judges import Prompt; from spanwise.evaluators.judges.prompt_values import render_value;"
+        "from spanwise.evaluators.judges import Prompt; from spanwise.evaluators.judges.prompt_templates import render_value;"
         "print(Prompt('q', '{inputs}{outputs}').messages({'outputs': render_value({'b', 'a', 'c'}), 'inputs': 'x'}))"
     )
     around = {"PYTHONHASHSEED": "77", "PYTHONPATH": ":".join(sys.path)}

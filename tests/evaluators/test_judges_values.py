@@ -6,14 +6,14 @@ from looped_cases import loop_over
 from spanwise.collector.records import Case, Document, Run, Trace
 from spanwise.evaluators import make_case
 from spanwise.evaluators.interface import Skip
-from spanwise.evaluators.judges.prompt_values import (
+from spanwise.evaluators.judges.prompt_templates import (
+    bound_values,
     format_messages,
     read_full_conversation,
     render_trajectory,
     render_value,
     render_values,
 )
-from spanwise.evaluators.judges.untrusted_data import bound_values
 
 TALK = [
     {"role": "user", "content": "Hello"},

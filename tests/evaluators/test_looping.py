@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.builtin.case_text import split_sentences
 from spanwise.evaluators.builtin.looping import find_longest_repeat
 from spanwise.evaluators.builtin.text import compression_ratio, repeated_share, unique_sentences
-from spanwise.evaluators.builtin.text_segmentation import split_sentences
 
 
 def brute_force(text):

@@ -16,8 +16,8 @@ from evaluators.watched import decisions, length, rule, scores, trace_id, until,
 from spanwise.collector.records import Feedback
 from spanwise.collector.stores import Store
 from spanwise.evaluators import evaluator
-from spanwise.evaluators.monitors import Monitor, Stuck, circuit_breaker
-from spanwise.evaluators.monitors.process_limits import WorkerMemory, is_memory_error, memory_in_use
+from spanwise.evaluators.monitors import Monitor, Stuck, rule_jobs
+from spanwise.evaluators.monitors.worker_process import WorkerMemory, is_memory_error, memory_in_use
 
 
 class TooMany(Exception):
@@ -325,7 +325,7 @@ def test_a_monitor_that_ends_with_work_under_way_leaves_no_coroutine_behind(
 def test_what_was_leased_before_a_pause_is_given_back_without_a_call_and_one_target_probes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(circuit_breaker, "MIN_PAUSE_S", 1.0)
+    monkeypatch.setattr(rule_jobs, "MIN_PAUSE_S", 1.0)
     calls: list[str] = []
 
     def broken(outputs: str) -> bool:

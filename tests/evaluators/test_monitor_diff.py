@@ -11,7 +11,7 @@ from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Claim, ClaimResult, Decision, DecisionBatch, Feedback, Run, Target
 from spanwise.evaluators import get_evaluator, monitor
 from spanwise.evaluators.monitors import diff
-from spanwise.evaluators.monitors.job_outcome import SHADOW_PREFIX
+from spanwise.evaluators.monitors.job_executor import SHADOW_PREFIX
 
 
 def record(name, **options):

@@ -22,7 +22,7 @@ from spanwise.collector.records import Booking
 from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
 from spanwise.evaluators import Judge, judge
-from spanwise.evaluators.monitors import Monitor, circuit_breaker
+from spanwise.evaluators.monitors import Monitor, rule_jobs
 from spanwise.evaluators.monitors.rule_spending import budget_name
 
 openai = LazyModule("openai")
@@ -95,7 +95,7 @@ def test_a_call_whose_connection_breaks_stays_booked_as_cost_unknown(
         store.append([whole(1)])
         monitor.step()
     assert scores(store, 1) == {"polite": True}
-    monkeypatch.setattr("spanwise.collector.stores.sqlite.control.budget_bookings.UNKNOWN_AFTER_NS", 0)
+    monkeypatch.setattr("spanwise.collector.stores.sqlite.control.control_backend.UNKNOWN_AFTER_NS", 0)
     (booked,) = store.booked(budget_name("default", "r", "calls_per_day"))
     assert (booked.settled, booked.reserved, booked.unknown) == (1.0, 0.0, 1.0)
 
@@ -192,7 +192,7 @@ def test_a_budget_that_is_raised_counts_at_once(store: Store) -> None:
 
 @pytest.mark.process
 def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_breaker, "FIRST_BUDGET_PROBE_S", 0.2)
+    monkeypatch.setattr(rule_jobs, "FIRST_BUDGET_PROBE_S", 0.2)
     made = Booking(id="x", budget=budget_name("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
     store.book(made)
     with (
@@ -207,7 +207,7 @@ def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store, mon
 
 @pytest.mark.process
 def test_an_empty_budget_is_probed_by_one_target_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_breaker, "FIRST_BUDGET_PROBE_S", 0.1)
+    monkeypatch.setattr(rule_jobs, "FIRST_BUDGET_PROBE_S", 0.1)
     dead = Booking(id="x", budget=budget_name("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
     store.book(dead)
     with (
@@ -225,7 +225,7 @@ def test_an_empty_budget_is_probed_by_one_target_at_a_time(store: Store, monkeyp
 
 
 def test_waits_between_probes_grow_to_minutes_while_nothing_is_settled() -> None:
-    money, budget, now = circuit_breaker.BudgetBreaker(), {"calls_per_day": 3.0}, 0.0
+    money, budget, now = rule_jobs.BudgetBreaker(), {"calls_per_day": 3.0}, 0.0
     waits = []
     for _ in range(9):
         now += money.refused("full", settled=1.0, left=80_000.0, end_ns=10**18, budget=budget, now=now)

@@ -13,7 +13,7 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import Document, RuleSettings, TraceHead
 from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors import Monitor
-from spanwise.evaluators.monitors.readiness import trace_readiness
+from spanwise.evaluators.monitors.rule_decision import trace_readiness
 from spanwise.tracer import attribute_names as names
 
 HEAD = TraceHead(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from looped_cases import loop_over
 from spanwise.evaluators import Skip, get_evaluator, score
-from spanwise.evaluators.builtin import text_segmentation
+from spanwise.evaluators.builtin import case_text
+from spanwise.evaluators.builtin.case_text import get_tokenizer
 from spanwise.evaluators.builtin.text import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
-from spanwise.evaluators.builtin.text_segmentation import get_tokenizer
 
 WORDS = st.lists(
     st.sampled_from(["the", "cat", "sat", "on", "mat", "don't", "3.5", "(yes)", "No.", "naïve", "北京"]), max_size=14
@@ -230,12 +230,12 @@ def test_the_treebank_patterns_are_those_of_the_nltk_that_is_installed():
     from nltk.tokenize import NLTKWordTokenizer as Theirs
 
     for name in ("STARTING_QUOTES", "PUNCTUATION", "ENDING_QUOTES"):
-        assert [(rule.pattern, by) for rule, by in getattr(Theirs, name)] == list(getattr(text_segmentation, name))
+        assert [(rule.pattern, by) for rule, by in getattr(Theirs, name)] == list(getattr(case_text, name))
     for name in ("PARENS_BRACKETS", "DOUBLE_DASHES"):
         rule, by = getattr(Theirs, name)
-        assert ((rule.pattern, by),) == getattr(text_segmentation, name)
+        assert ((rule.pattern, by),) == getattr(case_text, name)
     for name in ("CONTRACTIONS2", "CONTRACTIONS3"):
-        assert tuple(rule.pattern for rule in getattr(Theirs, name)) == getattr(text_segmentation, name)
+        assert tuple(rule.pattern for rule in getattr(Theirs, name)) == getattr(case_text, name)
 
 
 FIRST_CALL = """

@@ -10,7 +10,7 @@ from evaluators.tiny_models import read_classifier, relabel
 from lazy_modules import lazy_importorskip
 from looped_cases import loop_over
 from spanwise.evaluators.models import Inference, NoModel, PairScorer, pair_scorer
-from spanwise.evaluators.models.local_models import loaded_models
+from spanwise.evaluators.models.inference_batching import loaded_models
 
 lazy_importorskip("sentence_transformers")
 TEXTS = {

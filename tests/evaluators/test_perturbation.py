@@ -510,6 +510,6 @@ def test_the_archive_of_nltk_is_read(tmp_path, monkeypatch):
 
 
 def test_without_wordnet_the_error_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr("spanwise.evaluators.datasets.wordnet.list_folders", lambda: iter(()))
+    monkeypatch.setattr("spanwise.evaluators.datasets.text_perturbation.list_folders", lambda: iter(()))
     with pytest.raises(NotFound, match="apt-get install wordnet-base"):
         datasets.perturb([], "synonyms")

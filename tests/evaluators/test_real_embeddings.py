@@ -14,7 +14,7 @@ from spanwise.collector.records import Case, Target
 from spanwise.collector.stores import Store
 from spanwise.evaluators import ascore, evaluate, get_evaluator, score
 from spanwise.evaluators.models import Embedder, NoModel, embedder
-from spanwise.evaluators.models.local_models import loaded_models
+from spanwise.evaluators.models.inference_batching import loaded_models
 
 TEXTS = [
     "",

@@ -12,7 +12,7 @@ from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import Experiment, evaluate, evaluator, get_evaluator
 from spanwise.evaluators.experiments import Recorder
-from spanwise.evaluators.experiments.result_files import get_results_path
+from spanwise.evaluators.experiments.experiment_results import get_results_path
 
 ROWS = [
     {"inputs": "q1", "reference_outputs": "a", "documents": ["ask jo@example.org"], "metadata": {"tone": "dry"}},

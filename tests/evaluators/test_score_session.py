@@ -9,7 +9,7 @@ from spanwise.collector.records import Run
 from spanwise.evaluators import evaluator, get_evaluator, score
 from spanwise.evaluators.interface import JudgementBuffer, use_judge_context
 from spanwise.evaluators.judges import scripted
-from spanwise.evaluators.scoring.case_builder import MAX_TURNS, load_turns
+from spanwise.evaluators.scoring import MAX_TURNS, load_turns
 
 YES = {"rationale": "Twice.", "rating": "yes"}
 

@@ -7,8 +7,8 @@ import pytest
 
 from spanwise.collector.records import Case, Target
 from spanwise.evaluators import as_evaluator, evaluator
-from spanwise.evaluators.interface.sync_bridge import make_loop_waiter
-from spanwise.evaluators.scoring.case_scoring import CaseBatcher, CaseScorer
+from spanwise.evaluators.interface import make_loop_waiter
+from spanwise.evaluators.scoring import CaseBatcher, CaseScorer
 
 CASES = [Case(outputs=n) for n in range(5)]
 TARGET = Target(trace_id="1" * 32)

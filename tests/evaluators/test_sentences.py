@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looped_cases import loop_over
-from spanwise.evaluators.builtin.text_segmentation import split_sentences
+from spanwise.evaluators.builtin.case_text import split_sentences
 
 TOLD = {
     "abbreviations": [

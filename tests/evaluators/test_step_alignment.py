@@ -9,7 +9,7 @@ from rapidfuzz.distance import Levenshtein
 
 from looped_cases import loop_over
 from spanwise.evaluators import get_evaluator, score
-from spanwise.evaluators.builtin.text_segmentation import extract_steps
+from spanwise.evaluators.builtin.case_text import extract_steps
 from spanwise.evaluators.testing import scripted
 
 NAMES = ("edits", "insertions", "deletions", "mismatches", "context_steps", "answer_steps")

@@ -9,7 +9,7 @@ import pytest
 from looped_cases import loop_over
 from spanwise.collector.records import Run, Trace
 from spanwise.evaluators import get_evaluator, score
-from spanwise.evaluators.interface.tool_calls import extract_tool_calls
+from spanwise.evaluators.interface.case_views import extract_tool_calls
 
 sys.path.append(str(Path(__file__).parent.parent / "collector" / "dialects"))
 

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from spanwise.collector.records import Feedback, Run, Target, Usage
-from spanwise.evaluators.experiments.experiment_summary import make_summary
-from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
+from spanwise.evaluators.experiments import ExperimentTally, make_summary
 from spanwise.evaluators.interface.evaluator_spec import Metric
 
 TARGET = Target(trace_id="1" * 32, span_id="2" * 16)

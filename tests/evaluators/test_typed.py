@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from looped_cases import loop_over
-from spanwise.evaluators.interface.argument_binding import check_parameter_types, is_of_type
+from spanwise.evaluators.interface import check_parameter_types, is_of_type
 
 
 @loop_over(

@@ -25,8 +25,7 @@ from spanwise.evaluators.models.disk_cache import (
     folder_digest,
     vector_path,
 )
-from spanwise.evaluators.models.inference_batching import CoalescingEncoder
-from spanwise.evaluators.models.local_models import loaded_models
+from spanwise.evaluators.models.inference_batching import CoalescingEncoder, loaded_models
 from spanwise.evaluators.models.model_resolution import locate_model
 
 

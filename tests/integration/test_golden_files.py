@@ -25,7 +25,7 @@ from spanwise.evaluators import evaluate, monitor, score
 from spanwise.evaluators.experiments import deliver_spool
 from spanwise.evaluators.models import Embedder
 from spanwise.evaluators.monitors import Monitor, load
-from spanwise.tracer import spool_management
+from spanwise.tracer.export import disk_spool
 
 GOLDEN = Path(next(iter(fixtures.golden.__path__)))
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_bytes())
@@ -135,9 +135,9 @@ def test_a_secret_that_was_handed_out_still_opens_the_server(store):
 
 def test_what_a_tracer_kept_on_disk_is_delivered(folder, tmp_path):
     with SQLiteStore(tmp_path / "new.db") as store, Server(store) as server:
-        [waiting] = spool_management.list_spool_folders(folder / "spool")
+        [waiting] = disk_spool.list_spool_folders(folder / "spool")
         assert waiting.url == EXPECTED["spool"]["url"]
-        sent = spool_management.send_spool_folder(waiting, to=server.url)
+        sent = disk_spool.send_spool_folder(waiting, to=server.url)
         assert (sent.lost, sent.left) == ({}, 0)
         [summary] = store.each()
         trace = store.trace(summary.trace_id)
@@ -148,7 +148,7 @@ def test_what_a_tracer_kept_on_disk_is_delivered(folder, tmp_path):
 
 def test_a_delivered_span_bears_no_name_of_a_foreign_library(folder, tmp_path):
     with SQLiteStore(tmp_path / "new.db") as store, Server(store) as server:
-        spool_management.send_spool_folder(spool_management.list_spool_folders(folder / "spool")[0], to=server.url)
+        disk_spool.send_spool_folder(disk_spool.list_spool_folders(folder / "spool")[0], to=server.url)
         [summary] = store.each()
         root = store.trace(summary.trace_id).root
     assert "otel.scope.name" not in root.attributes

@@ -16,7 +16,7 @@ from tiktoken.registry import ENCODINGS
 from lazy_modules import LazyModule
 from spanwise.collector.dialects import read_sdk_span
 from spanwise.tracer import instrument, trace, uninstrument
-from spanwise.tracer.content import token_usage
+from spanwise.tracer.content import model_calls
 from spanwise.tracer.testing import Spans
 from spanwise.tracer.testing import traced as traced
 
@@ -132,7 +132,7 @@ def stream_a_reply() -> None:
 
 @pytest.fixture
 def no_vocabulary(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_usage, "is_enabled", False)
+    monkeypatch.setattr(model_calls, "is_enabled", False)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     for name in ("o200k_base", "cl100k_base"):
         monkeypatch.delitem(ENCODINGS, name, raising=False)
@@ -180,5 +180,5 @@ def test_calls_that_are_reported_foreign_or_too_long_are_not_estimated(attribute
     given = {"openinference.span.kind": "LLM", "llm.model_name": "gpt-4o", "input.value": "a", "output.value": "b"}
     given |= attributes
     before = dict(given)
-    token_usage.add_usage_estimate(given)
+    model_calls.add_usage_estimate(given)
     assert given == before

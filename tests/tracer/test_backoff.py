@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanwise.tracer.backoff import compute_backoff
+from spanwise.tracer.http_connections import compute_backoff
 
 
 def test_pauses_double_from_a_quarter_of_a_second():

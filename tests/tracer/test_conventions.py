@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import configure, current_run, flush, session, span, trace, tracer_provider
 from spanwise.tracer.configuration import ALL_CONVENTIONS, resolve_settings, resolve_valid_settings
-from spanwise.tracer.content.chat_messages import find_provider, read_model_request, read_model_response
+from spanwise.tracer.content.model_calls import find_provider, read_model_request, read_model_response
 
 from .conftest import Sink
 

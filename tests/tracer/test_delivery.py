@@ -35,12 +35,11 @@ from spanwise.tracer import (
     trace,
 )
 from spanwise.tracer.configuration import Settings, resolve_valid_settings
-from spanwise.tracer.export import disk_spool
-from spanwise.tracer.export.batch_exporter import Batch, split_into_batches
+from spanwise.tracer.export import Batch, disk_spool, split_into_batches
 from spanwise.tracer.export.delivery_lifecycle import Delivery
 from spanwise.tracer.export.disk_spool import Spool
-from spanwise.tracer.export.otlp_encoding import FeedbackEvent
 from spanwise.tracer.export.otlp_http_client import RequestOutcome
+from spanwise.tracer.export.span_encoding import FeedbackEvent
 from spanwise.tracer.export.span_queue import SpanQueue
 from spanwise.tracer.otel.live_span import get_local_trace
 from spanwise.tracer.testing import capture_spans

@@ -31,7 +31,7 @@ from spanwise.tracer import (
     uninstrument,
     user,
 )
-from spanwise.tracer.propagation_targets import get_destination
+from spanwise.tracer.http_connections import get_destination
 from spanwise.tracer.testing import Spans, capture_spans
 
 from .conftest import Sink

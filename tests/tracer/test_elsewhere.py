@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from spanwise.tracer import attribute_names, span, trace
-from spanwise.tracer.run_handle import _SPAN_OPTIONS
+from spanwise.tracer.run_recording import _SPAN_OPTIONS
 from spanwise.tracer.suggestions import OPTION_EQUIVALENTS, make_unknown_option_error
 
 

@@ -14,7 +14,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from spanwise.tracer import internal_errors, span
 from spanwise.tracer.configuration import Settings
-from spanwise.tracer.export.span_sanitizer import SpanSanitizer
+from spanwise.tracer.export import SpanSanitizer
 from spanwise.tracer.otel.live_span import make_span_context
 from spanwise.tracer.testing import Spans
 

@@ -21,7 +21,7 @@ from spanwise.tracer import (
     stats,
     trace,
 )
-from spanwise.tracer.export.batch_exporter import Exporter
+from spanwise.tracer.export import Exporter
 from spanwise.tracer.export.span_queue import SpanQueue
 
 from .conftest import Sink, spooled, until

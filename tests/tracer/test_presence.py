@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import configure, current_run, feedback, flush, shutdown, span, stats, trace
-from spanwise.tracer.export import delivery_stats
+from spanwise.tracer.export import span_queue
 from spanwise.tracer.process_runtime import get_runtime
 from spanwise.tracer.trace_capture import capture
 
@@ -36,7 +36,7 @@ def spanwise(sink: Sink) -> Sink:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run goes on for long after a twentieth of a second, and is looked for as often."""
-    monkeypatch.setattr(delivery_stats, "REPORT_AGE_NS", 50_000_000)
+    monkeypatch.setattr(span_queue, "REPORT_AGE_NS", 50_000_000)
     monkeypatch.setenv("SPANWISE_EXPORT_INTERVAL", "0.05")
 
 
@@ -191,7 +191,7 @@ def test_nothing_new_is_nothing_to_tell(spanwise: Sink) -> None:
 
 
 def test_reports_come_by_themselves_at_most_every_so_often(spanwise: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery_stats, "PERIOD", 1000.0)
+    monkeypatch.setattr(span_queue, "PERIOD", 1000.0)
     configure(url=spanwise.url)
     leaf(1)
     until(lambda: events(spanwise, names.REPORT_EVENT))
@@ -304,4 +304,4 @@ def test_a_report_that_nobody_answers_holds_nothing_up(spanwise: Sink) -> None:
     assert not hang.is_set()
     assert stats().dropped == {}
     hang.set()
-    assert delivery_stats.PERIOD == 10
+    assert span_queue.PERIOD == 10

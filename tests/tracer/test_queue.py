@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from spanwise.tracer.export.otlp_encoding import FeedbackEvent
+from spanwise.tracer.export.span_encoding import FeedbackEvent
 from spanwise.tracer.export.span_queue import SpanQueue
 from spanwise.tracer.otel.live_span import LiveSpan, LocalTrace, make_span_context
 

@@ -11,8 +11,8 @@ import pytest
 from spanwise.tracer import trace
 from spanwise.tracer.configuration import Settings
 from spanwise.tracer.content.documents import flatten_documents, read_document_list
-from spanwise.tracer.export.conventions import Conventions
-from spanwise.tracer.export.span_sanitizer import SpanSanitizer
+from spanwise.tracer.export import SpanSanitizer
+from spanwise.tracer.export.span_encoding import Conventions
 from spanwise.tracer.testing import capture_spans
 
 LLAMA_INDEX = Path(__file__).parents[1] / "fixtures/documents/llama_index.json"  # see make.py beside it

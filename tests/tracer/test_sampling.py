@@ -25,8 +25,8 @@ from tests.tracer.conftest import Sink
 
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import configure, current_run, extract, flush, inject, span, trace, tracer_provider
-from spanwise.tracer.export import tail_sampling
-from spanwise.tracer.otel import head_sampling
+from spanwise.tracer.export import span_queue
+from spanwise.tracer.otel import live_span
 from spanwise.tracer.testing import Spans, capture_spans
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -41,7 +41,7 @@ def test_the_choice_and_the_tracestate_are_opentelemetrys_own(trace_id: int, rat
     theirs = composite_sampler(composable_traceid_ratio_based(rate)).should_sample(
         None, trace_id, "name", trace_state=given
     )
-    sampled, member = head_sampling.sample_new_trace(head_sampling.compute_threshold(rate), trace_id, ot)
+    sampled, member = live_span.sample_new_trace(live_span.compute_threshold(rate), trace_id, ot)
     assert sampled == theirs.decision.is_sampled()
     theirs_member = (theirs.trace_state or {}).get("ot", "")
     assert sorted(member.split(";")) == sorted(theirs_member.split(";"))
@@ -51,8 +51,7 @@ def test_a_lower_rate_takes_a_part_of_what_a_higher_one_takes() -> None:
     dice = random.Random(7)
     drawn = [dice.getrandbits(128) for _ in range(4000)]
     few, many = (
-        {t for t in drawn if head_sampling.sample_new_trace(head_sampling.compute_threshold(rate), t)[0]}
-        for rate in (0.1, 0.3)
+        {t for t in drawn if live_span.sample_new_trace(live_span.compute_threshold(rate), t)[0]} for rate in (0.1, 0.3)
     )
     assert few < many
     assert 340 < len(few) < 460
@@ -137,7 +136,7 @@ def test_inside_a_foreign_trace_the_threshold_travels_beside_that_traces_own() -
     assert headers["tracestate"].partition(",")[0].count("-th:") == 1
     with capture_spans() as traced, extract(headers), span("remote"):
         pass
-    assert _threshold(traced) == head_sampling.compute_threshold(0.999999)
+    assert _threshold(traced) == live_span.compute_threshold(0.999999)
 
 
 def _threshold(traced: Spans) -> int:
@@ -219,13 +218,13 @@ def test_an_unsampled_trace_keeps_its_errors_in_every_process() -> None:
 
 
 def test_a_trace_that_grows_for_an_hour_costs_a_bound_and_what_fell_out_is_counted(monkeypatch: Any) -> None:
-    monkeypatch.setattr(tail_sampling, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(span_queue, "MAX_TAIL_BYTES", 20_000)
     with capture_spans(sample_rate=0.0) as traced, span("root"):
         with pytest.raises(ZeroDivisionError):
             leaf(0)
         for _ in range(100):
             leaf(1)
-            assert tail_sampling._bytes <= 20_000
+            assert span_queue._bytes <= 20_000
     assert 5 < len(traced.spans) < 20
     assert Counter(s.status.is_ok for s in traced.spans)[False] == 1  # the error is the last to go
     dropped = traced.one("root").attributes[names.SPANS_DROPPED]  # type: ignore[index]
@@ -233,7 +232,7 @@ def test_a_trace_that_grows_for_an_hour_costs_a_bound_and_what_fell_out_is_count
 
 
 def test_the_oldest_trace_gives_way_to_the_newer_ones(monkeypatch: Any) -> None:
-    monkeypatch.setattr(tail_sampling, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(span_queue, "MAX_TAIL_BYTES", 20_000)
     with capture_spans(sample_rate=0.0) as traced, span("old"):
         for _ in range(10):
             leaf(1)
@@ -241,20 +240,20 @@ def test_the_oldest_trace_gives_way_to_the_newer_ones(monkeypatch: Any) -> None:
             caught(*range(5, -1, -1))
     assert traced.names() == ["root", *["leaf"] * 6]
     assert traced.dropped() == {}
-    assert tail_sampling._bytes == 0
+    assert span_queue._bytes == 0
 
 
 def test_spans_that_nobody_ends_do_not_fill_the_memory(monkeypatch: Any) -> None:
-    monkeypatch.setattr(tail_sampling, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(span_queue, "MAX_TAIL_BYTES", 20_000)
     with capture_spans(sample_rate=0.0) as traced:
         for _ in range(50):
             never_ended = tracer_provider().get_tracer("x").start_span("never ended")
             with otel.use_span(never_ended):
                 leaf(1)
-    assert tail_sampling._bytes <= 20_000
+    assert span_queue._bytes <= 20_000
     assert traced.spans == []
-    tail_sampling._pending_traces.clear()
-    tail_sampling._bytes = 0
+    span_queue._pending_traces.clear()
+    span_queue._bytes = 0
 
 
 def test_threads_that_end_spans_while_it_is_decided_lose_none() -> None:
@@ -263,7 +262,7 @@ def test_threads_that_end_spans_while_it_is_decided_lose_none() -> None:
             asked = [pool.submit(leaf, n % 20) for n in range(400)]
         assert sum(one.exception() is not None for one in asked) == 20
     assert len(traced.spans) == 401
-    assert tail_sampling._bytes == 0
+    assert span_queue._bytes == 0
 
 
 FORKED = """

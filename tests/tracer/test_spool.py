@@ -38,7 +38,7 @@ from spanwise.tracer.export.disk_spool import (
     open_segment,
     read_records,
 )
-from spanwise.tracer.export.otlp_encoding import LOGS_PATH, TRACES_PATH
+from spanwise.tracer.export.span_encoding import LOGS_PATH, TRACES_PATH
 
 MAX_BYTES = 2_000
 

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from spanwise.tracer import spool_management
 from spanwise.tracer.configuration import Settings
 from spanwise.tracer.export import disk_spool
 from spanwise.tracer.export.disk_spool import Spool, describe_owner, get_spool_folder
-from spanwise.tracer.export.otlp_encoding import LOGS_PATH, TRACES_PATH
+from spanwise.tracer.export.span_encoding import LOGS_PATH, TRACES_PATH
 
 from .conftest import Sink
 
 
 def left_by(url: str, *bodies: tuple[str, bytes, int], project: str = "p", rests: bool = True) -> Spool:
     """What a process has left for an address; one that does not rest is still at it."""
-    settings = Settings(url=url, project=project, spill_dir=spool_management.get_spool_directory())
+    settings = Settings(url=url, project=project, spill_dir=disk_spool.get_spool_directory())
     made = Spool(get_spool_folder(settings), owner=describe_owner(settings))
     for body in bodies:
         made.append(*body)
@@ -30,22 +29,22 @@ def left_by(url: str, *bodies: tuple[str, bytes, int], project: str = "p", rests
 def test_what_waits_is_listed_by_address_and_project() -> None:
     left_by("http://one:1", (TRACES_PATH, b"12345", 3), (LOGS_PATH, b"6", 1))
     left_by("http://two:2", (TRACES_PATH, b"7", 2), project="q", rests=False)
-    first, second = spool_management.list_spool_folders()
+    first, second = disk_spool.list_spool_folders()
     assert (first.url, first.project, first.items) == ("http://one:1", "p", 4)
     assert (second.url, second.project, second.items) == ("http://two:2", "q", 2)
-    assert list(spool_management.read_spooled_spans(first.folder)) == [b"12345"]
+    assert list(disk_spool.read_spooled_spans(first.folder)) == [b"12345"]
     assert (first.bytes > 6, first.oldest_ns < second.oldest_ns) == (True, True)
 
 
 def test_what_is_none_of_ours_is_left_out(tmp_path: Path) -> None:
     nameless = left_by("http://one:1", (TRACES_PATH, b"1", 1))
     (nameless.folder / "about.json").write_text("[broken")  # type: ignore[operator]
-    place = spool_management.get_spool_directory() or tmp_path
+    place = disk_spool.get_spool_directory() or tmp_path
     (place / "file").touch()
     (place / "empty").mkdir()
     (place / "empty" / f"{1:020d}-1-1.spool").write_bytes(b"not ours at all, and longer than a head")
-    assert [(one.url, one.items) for one in spool_management.list_spool_folders()] == [("", 1)]
-    assert spool_management.list_spool_folders(tmp_path / "none") == []
+    assert [(one.url, one.items) for one in disk_spool.list_spool_folders()] == [("", 1)]
+    assert disk_spool.list_spool_folders(tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(
@@ -62,29 +61,27 @@ def test_what_is_none_of_ours_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_one_place_has_several_addresses(one: str, other: str, same: bool) -> None:
-    assert spool_management.is_same_address(one, other) is same
+    assert disk_spool.is_same_address(one, other) is same
 
 
 def test_what_waits_is_sent_once(sink: Sink) -> None:
     left_by(sink.url, (TRACES_PATH, b"", 3), (LOGS_PATH, b"", 2))
-    [waiting] = spool_management.list_spool_folders()
-    assert spool_management.send_spool_folder(waiting) == spool_management.SendResult(kept=5, lost={}, left=0)
+    [waiting] = disk_spool.list_spool_folders()
+    assert disk_spool.send_spool_folder(waiting) == disk_spool.SendResult(kept=5, lost={}, left=0)
     assert [path for path, _, _ in sink.requests] == [TRACES_PATH, LOGS_PATH]
-    assert spool_management.list_spool_folders() == []
+    assert disk_spool.list_spool_folders() == []
 
 
 def test_what_a_collector_is_away_for_stays_and_what_it_refuses_is_lost(sink: Sink) -> None:
     left_by(sink.url, (TRACES_PATH, b"", 3))
     left_by(sink.url, (TRACES_PATH, b"", 2), project="q")
-    first, second = spool_management.list_spool_folders()
+    first, second = disk_spool.list_spool_folders()
     statuses = iter([503, 400])
     sink.answer = lambda path, body: (next(statuses), {}, b"")
-    assert spool_management.send_spool_folder(first) == spool_management.SendResult(
+    assert disk_spool.send_spool_folder(first) == disk_spool.SendResult(
         kept=0, lost={}, left=3, why="HTTP 503 Service Unavailable"
     )
-    assert spool_management.send_spool_folder(second) == spool_management.SendResult(
-        kept=0, lost={"http_400": 2}, left=0
-    )
+    assert disk_spool.send_spool_folder(second) == disk_spool.SendResult(kept=0, lost={"http_400": 2}, left=0)
 
 
 def test_the_key_goes_where_the_environment_says_and_where_it_is_told_to(
@@ -93,33 +90,33 @@ def test_the_key_goes_where_the_environment_says_and_where_it_is_told_to(
     monkeypatch.setenv("SPANWISE_API_KEY", "secret")
     monkeypatch.setenv("SPANWISE_URL", "http://elsewhere:1")
     left_by(sink.url, (TRACES_PATH, b"", 1))
-    [waiting] = spool_management.list_spool_folders()
-    spool_management.send_spool_folder(waiting)
+    [waiting] = disk_spool.list_spool_folders()
+    disk_spool.send_spool_folder(waiting)
     left_by(sink.url, (TRACES_PATH, b"", 1))
-    spool_management.send_spool_folder(waiting, with_key=True)
+    disk_spool.send_spool_folder(waiting, with_key=True)
     left_by(sink.url, (TRACES_PATH, b"", 1))
     monkeypatch.setenv("SPANWISE_URL", sink.url)
-    spool_management.send_spool_folder(waiting)
+    disk_spool.send_spool_folder(waiting)
     keys = [headers.get("Authorization") for _, headers, _ in sink.requests]
     assert keys == [None, "Bearer secret", "Bearer secret"]
 
 
 def test_what_a_process_is_at_is_neither_sent_nor_removed(sink: Sink) -> None:
     mine = left_by(sink.url, (TRACES_PATH, b"", 3), rests=False)
-    [waiting] = spool_management.list_spool_folders()
-    assert spool_management.send_spool_folder(waiting) == spool_management.SendResult(kept=0, lost={}, left=3)
-    assert (spool_management.clear_spool_folder(waiting), len(spool_management.list_spool_folders())) == (0, 1)
+    [waiting] = disk_spool.list_spool_folders()
+    assert disk_spool.send_spool_folder(waiting) == disk_spool.SendResult(kept=0, lost={}, left=3)
+    assert (disk_spool.clear_spool_folder(waiting), len(disk_spool.list_spool_folders())) == (0, 1)
     mine.close_segment()
-    assert (spool_management.clear_spool_folder(waiting), spool_management.list_spool_folders()) == (3, [])
+    assert (disk_spool.clear_spool_folder(waiting), disk_spool.list_spool_folders()) == (3, [])
 
 
 def test_a_folder_that_goes_meanwhile_is_no_error(sink: Sink) -> None:
     left_by(sink.url, (TRACES_PATH, b"", 3))
-    [waiting] = spool_management.list_spool_folders()
+    [waiting] = disk_spool.list_spool_folders()
     for path in disk_spool.list_segments(waiting.folder):
         os.unlink(path)
-    assert spool_management.send_spool_folder(waiting) == spool_management.SendResult(kept=0, lost={}, left=0)
+    assert disk_spool.send_spool_folder(waiting) == disk_spool.SendResult(kept=0, lost={}, left=0)
     assert (
-        spool_management.clear_spool_folder(waiting),
-        list(spool_management.read_spooled_spans(waiting.folder)),
+        disk_spool.clear_spool_folder(waiting),
+        list(disk_spool.read_spooled_spans(waiting.folder)),
     ) == (0, [])

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.tracer.conftest import Sink, until
 
 from spanwise.tracer import configure, flush, inject, session, span, tags, trace, tracer_provider, user
-from spanwise.tracer.otel import thread_context
+from spanwise.tracer.otel import trace_context
 from spanwise.tracer.propagation import mark_monitor_spans
 from spanwise.tracer.testing import Spans, capture_spans
 
@@ -36,9 +36,9 @@ def leaf(*_: Any) -> int:
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     yield
-    thread_context.restore_thread_methods()
+    trace_context.restore_thread_methods()
     assert "spanwise" not in threading.Thread.start.__module__
-    assert thread_context._originals == {}
+    assert trace_context._originals == {}
 
 
 class Own(threading.Thread):
@@ -147,7 +147,7 @@ def test_opentelemetrys_own_instrumentation_beside_it_does_no_harm(first: str) -
             thread.join()
             pool.submit(leaf).result()
     if first == "theirs":
-        thread_context.restore_thread_methods()
+        trace_context.restore_thread_methods()
     theirs.uninstrument()
     assert [s.parent and s.parent.span_id for s in traced.spans if s.name == "leaf"] == [
         traced.one("root").context.span_id
@@ -165,13 +165,13 @@ def test_a_hook_that_somebody_set_over_ours_stays(monkeypatch: pytest.MonkeyPatc
             below(self)
 
         monkeypatch.setattr(threading.Thread, "start", start)
-        thread_context.restore_thread_methods()
+        trace_context.restore_thread_methods()
         with span("root"):
             thread = threading.Thread(target=leaf, name="theirs")
             thread.start()
             thread.join()
         assert seen == ["theirs"]
-        thread_context.patch_thread_methods()
+        trace_context.patch_thread_methods()
         with span("again"):
             thread = threading.Thread(target=lambda: leaf(2))
             thread.start()

@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.trace.span import TraceState
 
 from spanwise.tracer import span
-from spanwise.tracer.export.otlp_encoding import encode_spans as encode
+from spanwise.tracer.export.span_encoding import encode_spans as encode
 from spanwise.tracer.testing import Spans
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)

@@ -3,20 +3,21 @@
 Modules, in the order in which data flows:
 
 - `server`: HTTP server process: uvicorn with limits on connections, headers, bodies and idle time.
+- `security`: Security of HTTP and gRPC requests: authentication, authorization and browser sessions.
 - `prometheus_metrics`: Prometheus metrics of the collector and of monitoring rules.
 - `query_scheduler`: Query scheduler: concurrency limits, fair queueing and cancellation of queries from requests.
 - `request_context`: Context variables of the current request: its caller for the audit log, its query's deadline.
-- `clock_skew`: Clock skew correction: replaces impossible timestamps of incoming spans and feedback.
-- `filters`: Trace filter: conditions, validation, and the grammar of query strings and command lines.
-- `filter_values`: Parsing of single filter values: times, durations, comparisons, feedback and metadata conditions.
+- `record_corrections`: Corrections of incoming records: impossible timestamps, and names from before the product was
+  renamed.
+- `filters`: Trace filter: conditions, parsing of their values, the grammar of query strings and command lines; sort
+  orders.
 - `filter_evaluation`: Evaluation of filters on single traces: whether a trace passes, and the result of each condition.
 - `rule_policy`: Rule policy: filter, sampling rate, eligibility and validation of a monitoring rule.
-- `store_connection`: Opening a store by URL or path, on demand, or as an async store; default location and server
-  probe.
+- `store_connection`: Opening a store by URL or path, on demand, or as an async store; default location, store
+  arguments.
 - `address_parsing`: Parsing of addresses: database file names, host names, ports, origins and URLs.
 - `record_encoding`: JSON encoding and decoding of records, shared by server, client and stores.
 - `formatting`: Human-readable formatting of numbers, durations, times and error messages.
-- `former_names`: Conversion of attribute and identifier names from before the product was renamed.
 - `terminal_escaping`: Escaping of control characters in untrusted text that is printed to a terminal.
 - `errors`: Exception hierarchy, and the error message for a missing optional dependency.
 """
@@ -24,7 +25,7 @@ Modules, in the order in which data flows:
 from typing import TYPE_CHECKING
 
 from spanwise.collector import errors
-from spanwise.tracer.lazy_imports import lazy
+from spanwise.tracer.module_loading import lazy
 
 if TYPE_CHECKING:
     from spanwise.collector.address_parsing import check_database_path
@@ -41,11 +42,14 @@ __all__ = ["AsyncStore", "aio", "check_database_path", "connect", "default_locat
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "address_parsing",
-    "filter_values",
     "filters",
     "formatting",
-    "former_names",
+    "prometheus_metrics",
+    "query_scheduler",
+    "record_corrections",
+    "record_encoding",
     "rule_policy",
+    "security",
     "server",
     "store_connection",
     "terminal_escaping",

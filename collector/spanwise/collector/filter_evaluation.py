@@ -17,12 +17,13 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.filter_values import YES_AND_NO, metadata_text
 from spanwise.collector.filters import (
     CONDITIONS,
     EVALUATOR_KIND,
+    YES_AND_NO,
     FeedbackCondition,
     Filter,
+    metadata_text,
     parse_search_terms,
     refuse_dataset,
 )

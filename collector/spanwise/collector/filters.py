@@ -1,4 +1,4 @@
-"""Trace filter: conditions, validation, and the grammar of query strings and command lines.
+"""Trace filter: conditions, parsing of their values, the grammar of query strings and command lines; sort orders.
 
 A query string reads `name=answer&feedback=concise<0.5&latency_ms>=200&tags=a&tags=b`. On a command line, each
 condition is an argument of its own: `name=answer 'feedback=concise<0.5' 'latency_ms>=200' metadata.tenant=t1
@@ -9,18 +9,156 @@ zone of the machine that parses it.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
+import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from datetime import datetime, tzinfo
 from math import isfinite, isnan
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
-from spanwise.collector import filter_values
 from spanwise.collector.errors import Refused
-from spanwise.collector.filter_values import metadata_text
 from spanwise.collector.records import JSON, Status
+
+# Parsing of single filter values: times, durations, comparisons, feedback and metadata conditions.
+
+OPERATOR_ALTERNATIVES = "<=|>=|!=|<|>|="
+COMPARISON_PATTERN = re.compile(rf"(?P<key>.*?)(?P<operator>{OPERATOR_ALTERNATIVES})(?P<value>.*)", re.DOTALL)
+DURATION_PATTERN = re.compile(r"(\d+)\s*([smhdw])")
+UNIT_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+BOOLEAN_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def parse_time(text: str, now_ns: int | None = None, zone: tzinfo | None = None) -> int:
+    """Return nanoseconds since the epoch from a number, a duration before now, or an ISO date or time.
+
+    A number of nine or more digits is in nanoseconds. A time without a zone is in `zone`, by default that of the
+    machine. Raises `ValueError` for any other text, and for times outside
+    of 64-bit nanoseconds (after the year 2262).
+    """
+    if text.isdecimal() and len(text) > 8:  # eight digits are a date without dashes
+        return _check_int64(int(text), text)
+    if DURATION_PATTERN.fullmatch(text):
+        return _check_int64((time.time_ns() if now_ns is None else now_ns) - parse_duration(text), text)
+    try:
+        moment = datetime.fromisoformat(text)
+        return datetime_to_ns(moment.replace(tzinfo=zone) if moment.tzinfo is None else moment)
+    except (ValueError, OverflowError, OSError):
+        raise _invalid_time_error(text) from None
+
+
+def datetime_to_ns(time: datetime) -> int:
+    """Convert a `datetime` to nanoseconds, exact to the microsecond. One without a time zone is in local time.
+
+    Raises `ValueError` for times outside of 64-bit nanoseconds.
+    """
+    return _check_int64(round(time.timestamp() * 1_000_000) * 1000, str(time))
+
+
+def parse_time_or_ns(text: str) -> int:
+    """Return nanoseconds since the epoch like `parse_time`, but read every whole number as nanoseconds.
+
+    Raises `ValueError`.
+    """
+    return _check_int64(int(text), text) if text.removeprefix("-").isdecimal() else parse_time(text)
+
+
+def parse_duration(text: str) -> int:
+    """Return the nanoseconds of a duration such as `30d`. Raises `ValueError`."""
+    match = DURATION_PATTERN.fullmatch(text)
+    if not match:
+        raise ValueError(f"invalid duration {text!r}; write it like 90s, 30m, 1h, 7d or 2w")
+    return int(match[1]) * UNIT_SECONDS[match[2]] * 1_000_000_000
+
+
+YES_AND_NO: Mapping[float, str] = {1.0: "yes", 0.0: "no"}  # names of scores that pages show, and conditions accept
+
+
+def parse_bound(text: str) -> float | str:
+    """Parse the right side of a feedback condition: a number, `true` and `false` as 1 and 0, any other text as a
+    label. The labels "yes" and "no" are also compared with the scores 1 and 0.
+    """
+    if text.lower() in ("true", "false"):
+        return float(text.lower() == "true")
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def parse_comparison(name: str, text: str) -> tuple[str, float]:
+    """Parse a comparison such as `">=200"`. A number without an operator means equality.
+
+    Raises `ValueError` for a malformed comparison, and for a time without an operator, because no measured time
+    equals a number to the nanosecond.
+    """
+    bare = text[:1] not in "<>=!"
+    _, operator, number = _split_comparison(name, "=" + text if bare else text)
+    try:
+        value = float(number)
+    except ValueError:
+        raise ValueError(f"{name}={number!r} is not a number") from None
+    return equality_comparison(name, value) if bare else (operator, value)
+
+
+def equality_comparison(name: str, value: float) -> tuple[str, float]:
+    """Return the comparison for a number without an operator: equality. Raises `ValueError` for a measured time."""
+    if name in ("latency_ms", "time_to_first_token_ms"):
+        raise ValueError(f"no trace takes {value:g} ms to the nanosecond; write {name}>={value:g}, or <, or ==")
+    return "=", float(value)
+
+
+def parse_feedback(text: str) -> tuple[str, str, float | str]:
+    """Parse a feedback condition such as `"concise<0.5"`. Raises `ValueError`."""
+    key, operator, value = _split_comparison("feedback", text)
+    return key, operator, parse_bound(value)
+
+
+def parse_metadata(text: str) -> dict[str, str]:
+    """Parse `"tenant=t1"` or `"tenant:t1"`; the first `=` or `:` ends the key. Raises `ValueError`."""
+    match = re.fullmatch("([^:=]*)[:=](.*)", text, re.DOTALL)
+    if not match:
+        raise ValueError(f"metadata {text!r} is not a key with a value; write it like tenant=t1")
+    return {match[1].strip(): match[2].strip()}
+
+
+def parse_bool(text: str) -> bool:
+    """Parse a boolean word such as `"true"` or `"no"`. Raises `ValueError`."""
+    if text.lower() not in BOOLEAN_WORDS:
+        raise ValueError(f"complete must be true or false, got {text!r}")
+    return BOOLEAN_WORDS[text.lower()]
+
+
+def metadata_text(value: Any) -> str:
+    """Return a metadata value as the text that filter conditions compare; booleans become `true` and `false`, as in
+    JSON.
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _split_comparison(name: str, text: str) -> tuple[str, str, str]:
+    match = COMPARISON_PATTERN.fullmatch(text)
+    if not match or (name == "feedback" and not match["key"]):
+        example = "concise<0.5" if name == "feedback" else ">=100"
+        raise ValueError(f"{name}={text!r} is not a comparison; write it like {name}={example}")
+    return match["key"], match["operator"], match["value"]
+
+
+def _check_int64(time_ns: int, text: str) -> int:
+    if not -(2**63) <= time_ns < 2**63:
+        raise _invalid_time_error(text)
+    return time_ns
+
+
+def _invalid_time_error(text: str) -> ValueError:
+    return ValueError(f"invalid time {text!r}; write it like 1h, 7d, 2026-01-31 or 2026-01-31T12:00")
+
+
+# Trace filter: conditions, validation, and the grammar of query strings and command lines.
 
 Operator = Literal["<", "<=", "=", "!=", ">=", ">"]
 Comparison: TypeAlias = tuple[Operator, float]
@@ -304,11 +442,11 @@ def _check_text(name: str, value: Any) -> str:
 
 def _parse_moment(name: str, value: Any) -> int:
     if isinstance(value, datetime):
-        return filter_values.datetime_to_ns(value)
+        return datetime_to_ns(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return (filter_values.parse_time_or_ns if name.endswith("_ns") else filter_values.parse_time)(value)
+        return (parse_time_or_ns if name.endswith("_ns") else parse_time)(value)
     raise ValueError(f"{name} must be a time such as '1h', '2026-01-31' or nanoseconds since 1970, got {value!r}")
 
 
@@ -319,7 +457,7 @@ def _parse_texts(name: str, value: Any) -> tuple[str, ...]:
 
 def _parse_truth(name: str, value: Any) -> bool:
     if isinstance(value, str):
-        return filter_values.parse_bool(value)
+        return parse_bool(value)
     if value not in (True, False):
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return bool(value)
@@ -327,7 +465,7 @@ def _parse_truth(name: str, value: Any) -> bool:
 
 def _parse_metadata_condition(name: str, value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
-        return filter_values.parse_metadata(value)
+        return parse_metadata(value)
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} must be a mapping or a text such as 'tenant=t1', got {value!r}")
     return value
@@ -335,9 +473,9 @@ def _parse_metadata_condition(name: str, value: Any) -> Mapping[str, Any]:
 
 def _parse_comparison_condition(name: str, value: Any) -> Comparison:
     if isinstance(value, str):
-        operator, number = filter_values.parse_comparison(name, value)
+        operator, number = parse_comparison(name, value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        operator, number = filter_values.equality_comparison(name, value)
+        operator, number = equality_comparison(name, value)
     else:
         try:
             operator, number = value
@@ -352,9 +490,7 @@ def _parse_feedback_conditions(name: str, value: Any) -> tuple[FeedbackCondition
         return (_parse_feedback_condition(value),)
     members = tuple(value)
     parts = not any(isinstance(member, tuple | list) for member in members)
-    comparisons = all(
-        isinstance(member, str) and filter_values.COMPARISON_PATTERN.fullmatch(member) for member in members
-    )
+    comparisons = all(isinstance(member, str) and COMPARISON_PATTERN.fullmatch(member) for member in members)
     if parts and members and (members[1:2] in _OPERATOR_TUPLES or not comparisons):
         return (_parse_feedback_condition(members),)
     return tuple(map(_parse_feedback_condition, members))
@@ -362,7 +498,7 @@ def _parse_feedback_conditions(name: str, value: Any) -> tuple[FeedbackCondition
 
 def _parse_feedback_condition(condition: Any) -> FeedbackCondition:
     if isinstance(condition, str):
-        condition = filter_values.parse_feedback(condition)
+        condition = parse_feedback(condition)
     try:
         key, operator, value = condition
         bound = value if isinstance(value, str) else float(value)
@@ -409,7 +545,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {  # parsers of the fields t
 Condition: TypeAlias = tuple[str, Any]
 
 TERM_PATTERN = re.compile(
-    rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{filter_values.OPERATOR_ALTERNATIVES})(?P<value>.*)",
+    rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{OPERATOR_ALTERNATIVES})(?P<value>.*)",
     re.DOTALL,
 )
 FEEDBACK_CONDITIONS = ("feedback", "document_feedback")
@@ -495,7 +631,7 @@ def _condition_items(field: str, value: Any) -> Iterator[tuple[str, str]]:
     elif field == "metadata":
         for key, text in value.items():
             pair = f"{key}:{metadata_text(text)}"
-            is_plain = filter_values.parse_metadata(pair) == {key: text}
+            is_plain = parse_metadata(pair) == {key: text}
             yield (field, pair) if is_plain else (f"metadata.{key}", metadata_text(text))
     elif field in COMPARED_CONDITIONS:
         yield field, f"{value[0]}{value[1]!r}"
@@ -510,3 +646,78 @@ def condition_field(name: str) -> str | None:
     first = OPERATOR_PATTERN.split(name, maxsplit=1)[0]
     field = FIELDS.get(first, first)
     return field if field in CONDITIONS else None
+
+
+# Sort order of lists: names of columns, validation, and cursors that belong to one order and filter.
+#
+# A sort order is the name of a column, with `-` before it for descending order: `latency_ms`, `-cost`,
+# `-feedback.groundedness`. `errors` lists items with the most failed runs first.
+
+TRACE_COLUMNS = ("start", "latency_ms", "time_to_first_token_ms", "cost", "tokens", "errors", "runs")
+SESSION_COLUMNS = ("start", "duration_ms", "traces", "errors", "tokens", "cost")
+DATASET_COLUMNS = ("created", "version", "examples")
+EXPERIMENT_COLUMNS = ("start", "duration_ms", "examples")
+FEEDBACK_PREFIX = "feedback."
+MAX_KEY_CHARACTERS = 1_000  # longest feedback key of a sort order
+
+
+class SortOrder(NamedTuple):
+    """Column to sort by. For feedback, `column` is "feedback" and `key` the feedback key."""
+
+    column: str
+    is_descending: bool
+    key: str = ""
+
+    @property
+    def sql(self) -> str:
+        """Return the direction as SQL."""
+        return "DESC" if self.is_descending else "ASC"
+
+
+def parse_sort(text: str, columns: Sequence[str], *, feedback: bool = False) -> SortOrder:
+    """Return the sort order that a text such as `-latency_ms` names. Raises `Refused` for any other text."""
+    name = text.removeprefix("-")
+    if name in columns:
+        return SortOrder(name, text != name)
+    if feedback and name.startswith(FEEDBACK_PREFIX) and len(FEEDBACK_PREFIX) < len(name) <= MAX_KEY_CHARACTERS:
+        return SortOrder("feedback", text != name, name.removeprefix(FEEDBACK_PREFIX))
+    expected = ", ".join((*columns, *(["feedback.KEY"] if feedback else ())))
+    shown = text if len(text) <= 100 else f"{text[:99]}…"
+    raise Refused(f"cannot sort by {shown!r}; expected one of: {expected}; a `-` before it sorts in descending order")
+
+
+def fingerprint(sort: str, filter: Filter) -> str:
+    """Return a short text that differs between sort orders and filters.
+
+    The time range does not count, because `since=1h` is another time in each request. Neither do the experiments of a
+    dataset, which may become more.
+    """
+    conditions = filter_to_dict(replace(filter, since_ns=None, until_ns=None, experiments=None))
+    return hashlib.sha256(json.dumps([sort, conditions]).encode()).hexdigest()[:12]
+
+
+def make_cursor(mark: str, position: Sequence[Any]) -> str:
+    """Return a cursor: the fingerprint of the list, and a position in it as JSON values."""
+    return f"{mark}.{base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip('=')}"
+
+
+def read_cursor(cursor: str, mark: str, kinds: Sequence[Any]) -> list[Any]:
+    """Return the position in a cursor, whose values must be of these types.
+
+    Raises `Refused` for a cursor of another list, and for anything that is no cursor.
+    """
+    found, _, data = cursor.partition(".")
+    if found != mark:
+        shown = cursor if len(cursor) <= 100 else f"{cursor[:99]}…"
+        raise Refused(f"the cursor {shown!r} is not of this filter and sort order; begin again without a cursor")
+    try:
+        position = json.loads(base64.urlsafe_b64decode(data + "=" * (-len(data) % 4)))
+        # beyond these bounds SQLite raises an error
+        in_range = all(abs(value) < 2**63 for value in position if isinstance(value, int))
+    except (ValueError, TypeError, RecursionError):
+        position, in_range = None, False
+    if not (isinstance(position, list) and in_range and len(position) == len(kinds)) or not all(
+        map(isinstance, position, kinds)
+    ):
+        raise Refused(f"invalid cursor {cursor[:100]!r}; use `next` of the previous page")
+    return position

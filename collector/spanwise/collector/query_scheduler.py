@@ -20,7 +20,7 @@ from starlette.types import Receive
 
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.request_context import CancellableQuery, query_context
-from spanwise.collector.security.authorization import get_access
+from spanwise.collector.security import get_access
 
 QUERY_TIMEOUT_S = 10.0  # time limit of one query
 # both lanes together; one reader connection of the store stays free for other work of this process

@@ -12,8 +12,7 @@ from uuid import uuid4
 
 from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused
-from spanwise.collector.filter_values import metadata_text
-from spanwise.collector.filters import COMPARED_CONDITIONS, Filter, extend_filter, validate_rule_filter
+from spanwise.collector.filters import COMPARED_CONDITIONS, Filter, extend_filter, metadata_text, validate_rule_filter
 from spanwise.collector.records import (
     JSON,
     Backfill,

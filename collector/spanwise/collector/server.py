@@ -46,7 +46,7 @@ from spanwise.collector.pages import AnalysisRenderer
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.query_scheduler import QUERY_TIMEOUT_S
 from spanwise.collector.stores import FeedbackSource, LocalStore, Store
-from spanwise.tracer.spool_management import is_same_address
+from spanwise.tracer.export.disk_spool import is_same_address
 
 MAX_HEADER_BYTES = 64 * 1024  # maximum size of request line and headers; enough for 1,500 ids in the URL
 HEADER_TIMEOUT_S = 15.0  # time within which the client must send the complete headers

@@ -1,4 +1,4 @@
-"""Opening a store by URL or path, on demand, or as an async store; default location and server probe."""
+"""Opening a store by URL or path, on demand, or as an async store; default location, store arguments."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
 from operator import attrgetter
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from spanwise.collector.address_parsing import build_server_url, check_database_path
 from spanwise.collector.errors import Closed, Refused
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from spanwise.collector.client import HTTPStore
     from spanwise.collector.stores.sqlite import SQLiteStore
 
+
+# Opening a store by URL or path, on demand, or as an async store; default location and server probe.
 
 DEFAULT_URL = "http://127.0.0.1:4318"
 DEFAULT_FILE = "spanwise.db"
@@ -330,3 +333,23 @@ def _find_listening_process(port: int) -> int | None:
             if os.readlink(link) in sockets:
                 return int(link.parts[2])
     return None
+
+
+# Store arguments: an open store, or the path or URL of one.
+
+StoreLocation: TypeAlias = "Store | str | PathLike[str]"
+
+
+@contextmanager
+def open_store_location(store: StoreLocation) -> Iterator[Store]:
+    """Yield the given open store, or open the store at a path or URL and close it after the block."""
+    if not isinstance(store, str | PathLike):
+        yield store
+        return
+    with closing(connect(store)) as opened:
+        yield opened
+
+
+def resolve_store(store: StoreLocation) -> Store:
+    """Return an open store unchanged, or open the store at a path or URL. That store stays open for later reads."""
+    return connect(store) if isinstance(store, str | PathLike) else store

@@ -3,6 +3,8 @@
 Modules, in the order in which data flows:
 
 - `testing`: Test kit for applications: judges with scripted replies.
+- `databricks`: Databricks' agent evaluation under its own names: choice of judges, the experiment, metrics and
+  tables.
 """
 
 from importlib import import_module
@@ -104,5 +106,6 @@ def __getattr__(name: str) -> Any:
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
+    "databricks",
     "testing",
 ]

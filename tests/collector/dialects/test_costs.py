@@ -13,7 +13,7 @@ from looped_cases import loop_over
 from spanwise.collector.dialects import RawSpan, compute_cost, read_run
 from spanwise.collector.dialects.token_costs import normalize_usage
 from spanwise.collector.records import Run, Usage
-from spanwise.tracer.content.token_usage import build_usage_attributes
+from spanwise.tracer.content.model_calls import build_usage_attributes
 
 T = 1_760_000_000_000_000_000  # 2025-10-09
 

@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from collector.dialects.sent import FIXTURES
 from fixtures.dialects.capture import load
 from spanwise.collector.dialects import Draft, RawSpan, read_run, read_span
-from spanwise.collector.dialects import attribute_parsing as keys
+from spanwise.collector.dialects import draft as keys
 from spanwise.collector.dialects.draft import applies_to
 from spanwise.collector.dialects.translation import DIALECTS
-from spanwise.collector.ingest.limits import Limits
 from spanwise.collector.ingest.otlp_signals import TRACES, read_span_item
-from spanwise.collector.ingest.request_decoder import Codec, decode
+from spanwise.collector.ingest.request_decoder import Codec, Limits, decode
 from spanwise.collector.records import Document, Run, Usage, make_fast_constructor
 
 MEMOS: list[Any] = [

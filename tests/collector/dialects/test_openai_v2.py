@@ -11,7 +11,7 @@ from collector.dialects.sent import FIXTURES, runs, stored, tokens, traces
 from collector.otlp import post
 from fixtures.dialects.capture import ANSWER, Request, load
 from spanwise.collector.ingest import Receiver
-from spanwise.collector.ingest.http_receiver import SignalRoute
+from spanwise.collector.ingest.otlp_receiver import SignalRoute
 from spanwise.collector.ingest.otlp_signals import LOGS, TRACES
 from spanwise.collector.records import Run, Trace, Usage
 from spanwise.collector.stores.sqlite import SQLiteStore

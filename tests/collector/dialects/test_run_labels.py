@@ -15,8 +15,8 @@ from collector.dialects.sent import FIXTURES, traces
 from collector.dialects.vendors import strict
 from fixtures.dialects.capture import replay
 from spanwise.collector.dialects import RawSpan, read_run
-from spanwise.collector.dialects.run_labels import LABELS
-from spanwise.collector.ingest.limits import MAX_NAME_CHARS, truncate_fields
+from spanwise.collector.dialects.field_extraction import LABELS
+from spanwise.collector.ingest.request_decoder import MAX_NAME_CHARS, truncate_fields
 from spanwise.collector.records import Event, Run
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore

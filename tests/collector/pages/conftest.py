@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from page_scripts import require_scripts
 from spanwise.collector.api import create_app
-from spanwise.collector.security.browser_sessions import make_form_token
+from spanwise.collector.security import make_form_token
 from spanwise.collector.stores import Store
 from spanwise.collector.stores.sqlite import SQLiteStore
 

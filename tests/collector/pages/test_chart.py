@@ -3,7 +3,7 @@ import pytest
 from collector.making import SECOND, run
 from looped_cases import loop_over
 from spanwise.collector.filters import Filter
-from spanwise.collector.pages.components import sparkline
+from spanwise.collector.pages.components import svg_charts
 from spanwise.collector.pages.traces import trace_list
 from spanwise.collector.records import Bucket
 
@@ -12,7 +12,7 @@ HOUR = 3_600 * SECOND
 
 def test_a_window_holds_at_most_48_buckets_of_a_round_width():
     for span in (1, 60, 3_600, 86_400, 400 * 86_400, 30_000 * 86_400):
-        view = sparkline.choose_window(1_750_000_000 * SECOND, (1_750_000_000 + span) * SECOND)
+        view = svg_charts.choose_window(1_750_000_000 * SECOND, (1_750_000_000 + span) * SECOND)
         assert view.since_ns <= 1_750_000_000 * SECOND < (1_750_000_000 + span) * SECOND < view.until_ns
         assert len(range(view.since_ns, view.until_ns, view.width_ns)) <= 49
 
@@ -22,18 +22,18 @@ def test_a_window_holds_at_most_48_buckets_of_a_round_width():
     [(47, 1), (48, 2), (47 * 60, 60), (47 * 60 + 1, 300), (47 * 3_600, 3_600), (47 * 604_800, 604_800)],
 )
 def test_the_narrowest_width_that_fits_is_taken(seconds, width):
-    view = sparkline.choose_window(0, seconds * SECOND)
-    assert view == sparkline.Window(0, (seconds // width + 1) * width * SECOND, width * SECOND)
+    view = svg_charts.choose_window(0, seconds * SECOND)
+    assert view == svg_charts.Window(0, (seconds // width + 1) * width * SECOND, width * SECOND)
 
 
 def test_centuries_are_cut_into_48():
-    view = sparkline.choose_window(0, 100 * 47 * 604_800 * SECOND)
+    view = svg_charts.choose_window(0, 100 * 47 * 604_800 * SECOND)
     assert 47 <= (view.until_ns - view.since_ns) / view.width_ns <= 49
 
 
 def test_empty_buckets_are_filled_in():
-    view = sparkline.Window(10, 16, 2)
-    buckets = sparkline.fill_buckets([Bucket(start_ns=12, width_ns=2, traces=5)], view)
+    view = svg_charts.Window(10, 16, 2)
+    buckets = svg_charts.fill_buckets([Bucket(start_ns=12, width_ns=2, traces=5)], view)
     assert [(bucket.start_ns, bucket.width_ns, bucket.traces) for bucket in buckets] == [
         (10, 2, 0),
         (12, 2, 5),
@@ -42,22 +42,26 @@ def test_empty_buckets_are_filled_in():
 
 
 def test_the_highest_bar_fills_the_box_and_nothing_draws_nothing():
-    assert [bar.height for bar in sparkline.bars([0, 5, 10])] == [sparkline.HEIGHT / 2, sparkline.HEIGHT]
-    assert sparkline.bars([]) == sparkline.bars([0, 0]) == []
+    assert [bar.height for bar in svg_charts.bars([0, 5, 10])] == [svg_charts.HEIGHT / 2, svg_charts.HEIGHT]
+    assert svg_charts.bars([]) == svg_charts.bars([0, 0]) == []
 
 
 def test_bars_stand_side_by_side_on_the_ground():
-    assert sparkline.bars([1, 0, 4]) == [sparkline.Bar(0, 27, 62.4, 9), sparkline.Bar(160, 0, 62.4, 36)]
+    assert svg_charts.bars([1, 0, 4]) == [svg_charts.Bar(0, 27, 62.4, 9), svg_charts.Bar(160, 0, 62.4, 36)]
 
 
 def test_a_bar_is_never_too_low_to_be_seen_nor_higher_than_the_box():
-    assert [bar.height for bar in sparkline.bars([0.001, 2, 0.5], 1)] == [1.5, sparkline.HEIGHT, sparkline.HEIGHT / 2]
+    assert [bar.height for bar in svg_charts.bars([0.001, 2, 0.5], 1)] == [
+        1.5,
+        svg_charts.HEIGHT,
+        svg_charts.HEIGHT / 2,
+    ]
 
 
 def test_what_the_charts_show():
     buckets = [Bucket(start_ns=0, width_ns=1), Bucket(start_ns=1, width_ns=1, traces=4, errors=1, p95_ms=2.5)]
-    assert (sparkline.shares(buckets), sparkline.slow(buckets)) == ([0, 0.25], [0, 2.5])
-    assert sparkline.tokens([Bucket(start_ns=0, width_ns=1, input_tokens=3, output_tokens=4)]) == [7]
+    assert (svg_charts.shares(buckets), svg_charts.slow(buckets)) == ([0, 0.25], [0, 2.5])
+    assert svg_charts.tokens([Bucket(start_ns=0, width_ns=1, input_tokens=3, output_tokens=4)]) == [7]
 
 
 def shown(*starts_ns):

@@ -7,8 +7,7 @@ import pytest
 from markupsafe import Markup
 
 from looped_cases import loop_over
-from spanwise.collector.pages.components.content_view import ContentView
-from spanwise.collector.pages.components.markdown_rendering import render_code, render_markdown
+from spanwise.collector.pages.components.content_view import ContentView, render_code, render_markdown
 from spanwise.collector.pages.components.rendering import get_environment
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from collector.making import run
 from spanwise.collector.filters import Filter
-from spanwise.collector.pages.components import filter_form, filter_line
+from spanwise.collector.pages.components import filter_form
 from spanwise.collector.records import Feedback, Target
 
 
@@ -122,13 +122,13 @@ def stored(store):
     ],
 )
 def test_suggestions_complete_the_term(stored, typed, expected):
-    found = [item.text for item in filter_line.suggest(stored, typed)]
+    found = [item.text for item in filter_form.suggest(stored, typed)]
     assert found == expected
 
 
 @pytest.mark.parametrize("typed", ["metadata.", "feedback.", "tag=", "name=", "user", "metadata.tenant=t"])
 def test_every_suggestion_is_read_as_a_condition(stored, typed):
-    for item in filter_line.suggest(stored, typed):
+    for item in filter_form.suggest(stored, typed):
         completed = item.text + ("1" if item.text[-1] in "<>" else "x" if item.text.endswith("=") else "")
         assert read(completed).problems == (), completed
 
@@ -141,7 +141,7 @@ def test_suggestions_are_those_of_the_project(client, stored):
 
 def test_a_long_term_is_cut_and_four_hundred_keys_are_a_dozen(client, store):
     store.append([run(metadata={f"key-{number:03}": "v" for number in range(400)})])
-    assert len(client.get("/traces/suggestions", params={"term": "metadata."}).json()) == filter_line.MAX_SUGGESTIONS
+    assert len(client.get("/traces/suggestions", params={"term": "metadata."}).json()) == filter_form.MAX_SUGGESTIONS
     found = client.get("/traces/suggestions", params={"term": "metadata.key-39"}).json()
     assert found[0]["text"] == "metadata.key-390="
     assert client.get("/traces/suggestions", params={"term": "tag=" + "x" * 9_000}).json() == []

@@ -12,8 +12,15 @@ from fastapi.testclient import TestClient
 
 from collector.making import SECOND, child, run
 from spanwise.collector.api import create_app
-from spanwise.collector.operations.project_scope import ProjectScopedStore
-from spanwise.collector.pages.components.time_chart import WIDTH, Slot, choose_axis, make_bars, make_lines, round_up
+from spanwise.collector.operations import ProjectScopedStore
+from spanwise.collector.pages.components.svg_charts import (
+    TIME_CHART_WIDTH,
+    Slot,
+    choose_axis,
+    make_bars,
+    make_lines,
+    round_up,
+)
 from spanwise.collector.pages.overview import overview_page
 from spanwise.collector.records import Feedback, Run, Target, Usage
 
@@ -353,7 +360,7 @@ def test_a_key_of_one_project_sees_nothing_of_others(store, client):
 
 # --- Charts -----------------------------------------------------------------------------------------------------------
 
-SLOTS = [Slot(n * WIDTH / 4, WIDTH / 4) for n in range(4)]
+SLOTS = [Slot(n * TIME_CHART_WIDTH / 4, TIME_CHART_WIDTH / 4) for n in range(4)]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,14 @@ import time
 import pytest
 from markupsafe import Markup
 
-from spanwise.collector.pages.components import escaping, rendering
-from spanwise.collector.pages.components.escaping import allow_line_breaks, mark_invisible
+from spanwise.collector.pages.components import content_view, rendering
+from spanwise.collector.pages.components.content_view import allow_line_breaks, mark_invisible
 
 
 @pytest.mark.parametrize("text", ['"' + '\\"' * 50_000, "[" * 100_000, '"' * 100_000, "1" * 100_000, "\\" * 100_000])
 def test_colouring_takes_linear_time(text):
     before = time.process_time()
-    escaping.highlight_json(text)
+    content_view.highlight_json(text)
     assert time.process_time() - before < 20
 
 
@@ -44,7 +44,7 @@ def test_a_name_may_break_after_its_underscores():
     ],
 )
 def test_json_is_coloured_and_escaped(text, html):
-    assert str(escaping.highlight_json(text)) == html
+    assert str(content_view.highlight_json(text)) == html
 
 
 @pytest.mark.parametrize(("value", "shown"), [(None, ""), (5, 5), ("a\tb\n", "a\tb\n"), ("\x7f", "⟨U+007F⟩")])

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from collector.making import run
-from spanwise.collector.pages.components import saved_views
+from spanwise.collector.pages.components import filter_form
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_a_view_that_is_gone_is_said_to_be_gone(client):
     "cookie", ["=&=&a", "%ff%00", "a=" + "b" * 9_000, "&".join(f"n{i}=1" for i in range(2_000)), "<b>=//x"]
 )
 def test_a_cookie_of_anybodys_making_breaks_no_page(client, cookie):
-    client.cookies.set(saved_views.VIEWS_COOKIE, quote(cookie))
+    client.cookies.set(filter_form.VIEWS_COOKIE, quote(cookie))
     assert client.get("/traces").status_code == 200
     assert all(address.startswith("/traces?") for address in views(client).values())
 

@@ -1,7 +1,7 @@
 """Attribute names of spans, resources and events: OpenInference, OpenTelemetry GenAI and `spanwise.*`.
 
 OpenInference names carry inputs, outputs and documents, OpenTelemetry GenAI names carry model calls, and `spanwise.*`
-names carry what neither convention has. `export/conventions.py` derives further GenAI names for other receivers.
+names carry what neither convention has. `export/span_encoding.py` derives further GenAI names for other receivers.
 
 Sources: OpenInference `spec/semantic_conventions.md`; OpenTelemetry GenAI semantic conventions, schema 1.42.0.
 """
@@ -98,7 +98,7 @@ REPORT_PENDING: Final = "spanwise.process.pending"
 REPORT_DROPPED: Final = "spanwise.process.dropped"  # a JSON object as a string: reason → count
 REPORT_PID: Final = "process.pid"
 
-# in responses to process reports: see `propagation_targets`
+# in responses to process reports: see `http_connections`
 DESTINATIONS_HEADER: Final = "Spanwise-Traced-Destinations"
 COLLECTOR_HEADER: Final = "Spanwise-Collector"  # "1" in responses of Spanwise's collectors
 

@@ -8,8 +8,9 @@ import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from spanwise.tracer.call_recording import (
+from spanwise.tracer.run_recording import (
     TraceSpec,
+    build_initial_attributes,
     enter_call,
     fail_call,
     finish_call,
@@ -17,7 +18,6 @@ from spanwise.tracer.call_recording import (
     make_argument_binder,
     start_call,
 )
-from spanwise.tracer.run_handle import build_initial_attributes
 from spanwise.tracer.streaming import wrap_stream
 from spanwise.tracer.suggestions import OPTION_EQUIVALENTS, make_unknown_option_error
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.trace import StatusCode, TracerProvider
 
 from spanwise.tracer import internal_errors
-from spanwise.tracer.content import token_usage
+from spanwise.tracer.content import model_calls
 from spanwise.tracer.process_runtime import get_runtime
-from spanwise.tracer.run_handle import span
+from spanwise.tracer.run_recording import span
 from spanwise.tracer.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def instrument(name: str, *names: str, **options: Any) -> None:
     """
     for each in map(_normalize_name, (name, *names)):
         _enable_instrumentation(each, options)
-        if each in token_usage.ESTIMATED_LIBRARIES:
-            token_usage.enable_estimates()
+        if each in model_calls.ESTIMATED_LIBRARIES:
+            model_calls.enable_estimates()
 
 
 def uninstrument(name: str, *names: str) -> None:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import Link, SpanContext
 
 from spanwise.tracer import attribute_names as names
-from spanwise.tracer import configuration, internal_errors, propagation_targets
+from spanwise.tracer import configuration, http_connections, internal_errors
 from spanwise.tracer.configuration import Capture, Convention, Redactor, Settings
 from spanwise.tracer.export.delivery_lifecycle import (
     Delivery,
@@ -26,7 +26,7 @@ from spanwise.tracer.export.delivery_lifecycle import (
     flush_all,
     set_thread_context_inheritance,
 )
-from spanwise.tracer.export.delivery_stats import FlushResult
+from spanwise.tracer.export.span_queue import FlushResult
 from spanwise.tracer.otel import trace_context
 from spanwise.tracer.otel.live_span import (
     SCOPE,
@@ -232,7 +232,7 @@ def _create_runtime(settings: Settings) -> None:
     made = Runtime(settings, resource=_make_resource_without_detectors(settings))
     if _current is None and _making is None:
         _making = made
-        propagation_targets.use_settings(settings.url, settings.project, settings.propagate_to)
+        http_connections.use_settings(settings.url, settings.project, settings.propagate_to)
         with internal_errors.error_boundary("settings"):
             made.complete()
         _current, _making = _current or made, None
@@ -245,7 +245,7 @@ def replace_runtime(runtime: Runtime | None) -> Runtime | None:
         previous, _current, _ready = _current, runtime, None
     if runtime is not None:
         settings = runtime.settings
-        propagation_targets.use_settings(settings.url, settings.project, settings.propagate_to)
+        http_connections.use_settings(settings.url, settings.project, settings.propagate_to)
     return previous
 
 

@@ -32,7 +32,12 @@ from opentelemetry.context.context import Context
 
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import internal_errors
-from spanwise.tracer.call_recording import (
+from spanwise.tracer.content.serialization import to_json
+from spanwise.tracer.export.delivery_lifecycle import exit_callbacks
+from spanwise.tracer.otel.live_span import mark_ok
+from spanwise.tracer.otel.trace_context import attach, detach, get_current, reset
+from spanwise.tracer.run_recording import (
+    JSON_MIME,
     TracedCall,
     TraceSpec,
     fail_call,
@@ -40,11 +45,6 @@ from spanwise.tracer.call_recording import (
     record_outputs,
     set_output_attributes,
 )
-from spanwise.tracer.content.serialization import to_json
-from spanwise.tracer.export.delivery_lifecycle import exit_callbacks
-from spanwise.tracer.otel.live_span import mark_ok
-from spanwise.tracer.otel.trace_context import attach, detach, get_current, reset
-from spanwise.tracer.run_handle import JSON_MIME
 
 MAX_RECORDED_ITEMS = 10_000  # maximum number of items that are recorded; later items are only counted
 _MAX_PLAIN_TYPES = 1_000  # maximum number of entries of `_PLAIN_TYPES`

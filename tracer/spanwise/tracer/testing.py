@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import configuration, internal_errors, process_runtime
 from spanwise.tracer.export.delivery_lifecycle import Delivery, set_thread_context_inheritance
-from spanwise.tracer.export.delivery_stats import FlushResult, SpanAccount
-from spanwise.tracer.export.otlp_encoding import FeedbackEvent
+from spanwise.tracer.export.span_encoding import FeedbackEvent
+from spanwise.tracer.export.span_queue import FlushResult, SpanAccount
 from spanwise.tracer.otel.live_span import Clock
 
 __all__ = ["Spans", "capture_spans", "fixed", "traced"]

@@ -25,11 +25,11 @@ from spanwise.tracer import internal_errors
 from spanwise.tracer.configuration import DEFAULT_URL
 from spanwise.tracer.decorator import TRACED_MARK
 from spanwise.tracer.export.delivery_lifecycle import Delivery
-from spanwise.tracer.export.otlp_encoding import FeedbackEvent
+from spanwise.tracer.export.span_encoding import FeedbackEvent
 from spanwise.tracer.otel import trace_context
 from spanwise.tracer.otel.live_span import LiveSpan, is_cancellation, sync_account
 from spanwise.tracer.process_runtime import Runtime, get_runtime
-from spanwise.tracer.run_handle import Run, build_initial_attributes
+from spanwise.tracer.run_recording import Run, build_initial_attributes
 
 __all__ = ["Captured", "FeedbackEvent", "capture", "has_collector", "is_traced", "is_wrapped"]
 

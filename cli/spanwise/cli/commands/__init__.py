@@ -15,8 +15,7 @@ Modules, in the order in which data flows:
 - `monitor`: `spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
 - `monitor_reports`: `spanwise monitor status`, `why`, `check` and `diff`: reports on rules and their decisions.
 - `alerts`: `spanwise alerts`: list, show, check, test, acknowledge and snooze alerts.
-- `db`: `spanwise db`: sizes, retention, deletion, export, import, check, recovery, backup, SQL.
-- `db_tables`: `spanwise db analyze-copy`, `export --table`, `query`, `tables`, `schema` and `rows`: flat tables for analysis.
+- `db`: `spanwise db`: sizes, retention, deletion, export, import, check, recovery, backup, SQL, flat tables.
 - `keys`: `spanwise keys`: create, list and revoke API keys; audit log.
 - `spool`: `spanwise spool`: list, send and clear what tracers spooled on disk.
 - `models_and_caches`: `spanwise models` and `spanwise cache`: preset models; cached judge answers and vectors.

@@ -19,7 +19,7 @@ from spanwise.collector.alerts import (
     format_value,
 )
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filter_values import parse_duration
+from spanwise.collector.filters import parse_duration
 from spanwise.collector.records import Alert, AlertCheck, AlertGroup
 from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import escape_line

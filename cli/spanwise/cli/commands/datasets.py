@@ -207,7 +207,7 @@ def _generate_examples(source: list[Any], model: str, per_source: int, base_url:
     """Return the generated examples. If generation fails for a document, print the reason on stderr. Raises
     `Refused`.
     """
-    from spanwise.cli.evaluator_resolution import print_endpoints
+    from spanwise.cli.evaluation_files import print_endpoints
     from spanwise.evaluators import Judge, datasets
     from spanwise.evaluators.interface import Unjudged
 

@@ -23,10 +23,18 @@ from spanwise.cli.evaluation_files import (
     check_shared_imports,
     find_evaluation_files,
     load_evaluation_file,
+    print_judge_endpoints,
+    print_user_traceback,
 )
-from spanwise.cli.evaluator_resolution import print_judge_endpoints, print_user_traceback
-from spanwise.cli.gate_reports import prepare_report, render_comparison, render_junit, render_markdown
-from spanwise.cli.quality_gate import EXIT_CODES, EvaluationResult, Gate
+from spanwise.cli.quality_gate import (
+    EXIT_CODES,
+    EvaluationResult,
+    Gate,
+    prepare_report,
+    render_comparison,
+    render_junit,
+    render_markdown,
+)
 from spanwise.collector.errors import Refused, SpanwiseError
 from spanwise.collector.stores import Store
 

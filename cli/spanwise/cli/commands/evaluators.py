@@ -22,7 +22,7 @@ from spanwise.cli.command_io import (
     shorten,
 )
 from spanwise.cli.commands.feedback import format_value
-from spanwise.cli.evaluator_resolution import is_evaluator_file, print_judge_endpoints, resolve_evaluator
+from spanwise.cli.evaluation_files import is_evaluator_file, print_judge_endpoints, resolve_evaluator
 from spanwise.collector.errors import Refused
 
 if TYPE_CHECKING:

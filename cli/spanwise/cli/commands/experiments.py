@@ -256,7 +256,7 @@ def score(
 
     Example: `spanwise experiments score bm25-k3 --evaluator evals/mine.py:concise --set longest=200`
     """
-    from spanwise.cli.evaluator_resolution import print_judge_endpoints, resolve_evaluator
+    from spanwise.cli.evaluation_files import print_judge_endpoints, resolve_evaluator
     from spanwise.evaluators import Experiment
 
     if parameters and len(evaluators) > 1:

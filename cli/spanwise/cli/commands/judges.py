@@ -28,7 +28,7 @@ from spanwise.cli.command_io import (
     print_table,
     shorten,
 )
-from spanwise.cli.evaluator_resolution import is_evaluator_file, print_judge_endpoints, resolve_evaluator
+from spanwise.cli.evaluation_files import is_evaluator_file, print_judge_endpoints, resolve_evaluator
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Document, Feedback, Target, iterate_pages

@@ -20,7 +20,7 @@ from spanwise.cli.command_io import (
     print_table,
 )
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filter_values import parse_duration
+from spanwise.collector.filters import parse_duration
 from spanwise.collector.formatting import ago, when
 from spanwise.collector.records import Key, iterate_pages
 from spanwise.collector.stores import Store

@@ -40,7 +40,7 @@ def mcp(
             from spanwise.cli.mcp.server import make_server
     except ModuleNotFoundError as error:
         raise Refused(str(error)) from None
-    from spanwise.cli.mcp.store_access import StoreAccess
+    from spanwise.cli.mcp.tool_results import StoreAccess
 
     store_access = StoreAccess(at, guarded=http)
     print_note(f"store: {at or default_location()}")

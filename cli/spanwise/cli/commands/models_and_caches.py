@@ -13,7 +13,7 @@ import typer
 
 from spanwise.cli.command_io import JsonOption, YesOption, emit, error_console, print_note, print_table
 from spanwise.collector.errors import Refused
-from spanwise.collector.filter_values import parse_duration
+from spanwise.collector.filters import parse_duration
 from spanwise.collector.formatting import ago, count
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from spanwise.cli.commands import monitor_reports
 from spanwise.collector import describe, formatting
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filter_values import parse_time
+from spanwise.collector.filters import parse_time
 from spanwise.collector.records import Backfill, BackfillPreview, Rule, RuleStatus
 from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import escape_line

@@ -29,7 +29,7 @@ from spanwise.cli.commands.feedback import format_value
 from spanwise.collector import formatting
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound
-from spanwise.collector.filter_values import parse_duration, parse_time
+from spanwise.collector.filters import parse_duration, parse_time
 from spanwise.collector.records import DecisionExplanation, Rule, RuleStatus
 from spanwise.collector.rule_policy import MIN_PACING_FACTOR
 from spanwise.collector.statistics import SampledMean

@@ -357,12 +357,12 @@ class SpoolPickup:
 
 def deliver_spooled(url: str) -> int:
     """Send spooled data for this address to the server, and return the number of accepted items."""
-    from spanwise.tracer import spool_management
+    from spanwise.tracer.export import disk_spool
 
     accepted = 0
-    for folder in spool_management.list_spool_folders():
-        if spool_management.is_same_address(folder.url, url):
-            accepted += spool_management.send_spool_folder(folder, url, with_key=True).kept
+    for folder in disk_spool.list_spool_folders():
+        if disk_spool.is_same_address(folder.url, url):
+            accepted += disk_spool.send_spool_folder(folder, url, with_key=True).kept
     if accepted:
         print_note(f"stored {accepted:,} spooled items")
     return accepted

@@ -11,8 +11,8 @@ import typer
 from spanwise.cli.command_io import JsonOption, YesOption, emit, error_console, print_note, print_table
 from spanwise.collector import formatting
 from spanwise.collector.errors import Refused
-from spanwise.tracer import spool_management
-from spanwise.tracer.spool_management import SpoolFolder
+from spanwise.tracer.export import disk_spool
+from spanwise.tracer.export.disk_spool import SpoolFolder
 
 app = typer.Typer(
     help="Spool of unsent spans: list, send or remove spans that no collector has received.",
@@ -54,7 +54,7 @@ def send(address: For = None, to: To = None, as_json: JsonOption = False) -> Non
     """
     rows = []
     for folder in _find_folders(address):
-        sent = spool_management.send_spool_folder(folder, to, with_key=bool(address or to))
+        sent = disk_spool.send_spool_folder(folder, to, with_key=bool(address or to))
         rows.append({"for": folder.url, "to": to or folder.url, "project": folder.project, **asdict(sent)})
         if not as_json:
             print_note(_describe_sent(to or folder.url, sent))
@@ -74,7 +74,7 @@ def clear(address: For = None, yes: YesOption = False, as_json: JsonOption = Fal
     if folders and not yes:
         count = sum(folder.items for folder in folders)
         typer.confirm(f"Remove {count:,} items that no collector has received? This cannot be undone", abort=True)
-    removed = sum(map(spool_management.clear_spool_folder, folders))
+    removed = sum(map(disk_spool.clear_spool_folder, folders))
     if as_json:
         emit([{"removed": removed}])
     else:
@@ -83,13 +83,13 @@ def clear(address: For = None, yes: YesOption = False, as_json: JsonOption = Fal
 
 def _find_folders(address: str | None) -> Sequence[SpoolFolder]:
     """Return the spool's folders, or those for one collector. Print a line if there are none."""
-    directory = spool_management.get_spool_directory()
+    directory = disk_spool.get_spool_directory()
     if directory is None:
         raise Refused("the spool is disabled by SPANWISE_SPILL_DIR")
     folders = [
         folder
-        for folder in spool_management.list_spool_folders(directory)
-        if address is None or spool_management.is_same_address(folder.url, address)
+        for folder in disk_spool.list_spool_folders(directory)
+        if address is None or disk_spool.is_same_address(folder.url, address)
     ]
     if not folders:
         destination = f" for {address}" if address else ""
@@ -98,7 +98,7 @@ def _find_folders(address: str | None) -> Sequence[SpoolFolder]:
     return folders
 
 
-def _describe_sent(to: str, sent: spool_management.SendResult) -> str:
+def _describe_sent(to: str, sent: disk_spool.SendResult) -> str:
     parts = [f"{sent.kept:,} sent to {to}"]
     parts += [f"{count:,} lost ({reason})" for reason, count in sent.lost.items()]
     if sent.left:

@@ -34,8 +34,7 @@ from spanwise.cli.commands.feedback import format_value
 from spanwise.collector import formatting, stores
 from spanwise.collector.diagnostics.trace_completeness import describe_open_runs, find_gaps
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filter_values import parse_duration, parse_time
-from spanwise.collector.filters import Filter, extend_filter
+from spanwise.collector.filters import Filter, extend_filter, parse_duration, parse_time
 from spanwise.collector.records import (
     MAX_UNINDEXED,
     Feedback,
@@ -49,7 +48,7 @@ from spanwise.collector.records import (
 from spanwise.collector.stores import Store, derived_fields
 from spanwise.collector.terminal_escaping import escape_line, escape_text, truncate_text
 from spanwise.tracer import attribute_names as names
-from spanwise.tracer import spool_management
+from spanwise.tracer.export import disk_spool
 
 LIVE_PROCESS_NS = 60 * 10**9  # nanoseconds without a report; an active process reports every ten seconds
 
@@ -138,12 +137,12 @@ def count_spooled() -> Counter[str] | None:
     """Return the number of spans spooled on this machine by process; None if there is no spool or it is unreadable."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest as Request
 
-    directory = spool_management.get_spool_directory()
+    directory = disk_spool.get_spool_directory()
     if directory is None or (directory.exists() and not os.access(directory, os.R_OK | os.X_OK)):
         return None
     counts = Counter[str]()
-    for folder in spool_management.list_spool_folders(directory):
-        for body in spool_management.read_spooled_spans(folder.folder):
+    for folder in disk_spool.list_spool_folders(directory):
+        for body in disk_spool.read_spooled_spans(folder.folder):
             for group in Request.FromString(body).resource_spans:
                 attributes = {pair.key: pair.value.string_value for pair in group.resource.attributes}
                 counts[attributes.get(names.INSTANCE, "")] += sum(len(scope.spans) for scope in group.scope_spans)
@@ -481,7 +480,7 @@ def reconcile(since: ActiveSince = None, at: StoreOption = None, as_json: JsonOp
     source = (
         "the spool of this machine is empty or not readable"
         if spooled is None
-        else f"spool: {spool_management.get_spool_directory()}"
+        else f"spool: {disk_spool.get_spool_directory()}"
     )
     print_note(source)
     missing = sum(balance.unaccounted or 0 for balance in balances)

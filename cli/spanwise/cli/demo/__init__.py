@@ -8,5 +8,6 @@ Modules, in the order in which data flows:
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
+    "application",
     "walkthrough",
 ]

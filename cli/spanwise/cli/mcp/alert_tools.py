@@ -12,7 +12,7 @@ from pydantic import Field
 from spanwise.cli.mcp.tool_results import limit_rows, make_result, shorten_name, untrusted_text
 from spanwise.collector import alerts, formatting
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filter_values import parse_duration
+from spanwise.collector.filters import parse_duration
 from spanwise.collector.records import Alert, AlertGroup
 from spanwise.collector.stores import Store
 

@@ -10,7 +10,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.responses import Response
 
-from spanwise.cli.mcp.store_access import StoreAccess
+from spanwise.cli.mcp.tool_results import StoreAccess
 from spanwise.collector.api import RoutePermissions
 from spanwise.collector.server import GuardedServer
 

@@ -2,22 +2,21 @@
 
 Modules, in the order in which data flows:
 
-- `app_factory`: FastAPI application factory: routes, pages, error handlers, OTLP bypass of the framework.
-- `security_middleware`: ASGI security middleware: host, origin and proxy checks, access control, CORS.
-- `routes`: Route table of the API, and the endpoint that serves a store operation.
-- `operation_validation`: Validation of write operations: batch size, ids, amounts, clock skew; operations the API
-  adds.
-- `http_conversion`: Conversion between HTTP and records: bodies, query filters, streamed JSON, error statuses.
-- `health_endpoints`: Health, readiness and Prometheus endpoints.
-- `langfuse_endpoints`: Langfuse-compatible endpoints for scores and score batches.
-- `sign_in_routes`: Sign-in and sign-out routes of the browser session.
-- `openapi`: OpenAPI description of the API, and its HTML reference page.
+- `asgi_application`: ASGI application: routes, pages, error handlers, and the checks of host, origin, proxy and
+  access before them.
+- `routes`: Routes of the API: store operations, health, metrics, Langfuse's scores, sign-in, OpenAPI description.
+- `http_conversion`: Conversion between HTTP and records: bodies, query filters, streamed JSON, error statuses,
+  validation of writes.
 """
 
-from spanwise.collector.api.app_factory import bypass_framework, create_app
-from spanwise.collector.api.security_middleware import ASGI, CorsMiddleware, SecurityMiddleware
-from spanwise.collector.security.authentication import Authenticator, KeyCache, KeyStore
-from spanwise.collector.security.authorization import RoutePermissions
+from spanwise.collector.api.asgi_application import (
+    ASGI,
+    CorsMiddleware,
+    SecurityMiddleware,
+    bypass_framework,
+    create_app,
+)
+from spanwise.collector.security import Authenticator, KeyCache, KeyStore, RoutePermissions
 
 __all__ = [
     "ASGI",
@@ -33,5 +32,5 @@ __all__ = [
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
-    "security_middleware",
+    "asgi_application",
 ]

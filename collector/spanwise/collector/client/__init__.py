@@ -11,3 +11,8 @@ with require_extra("server", __name__):
     from spanwise.collector.client.http_client import HTTPStore
 
 __all__ = ["HTTPStore"]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "http_client",
+]

@@ -25,8 +25,8 @@ from spanwise.collector.operations import (
     TraceOperations,
 )
 from spanwise.collector.records import Feedback, Page, Run, Target, TraceSummary
-from spanwise.collector.stores.data_frames import build_frame
-from spanwise.collector.stores.trace_store import iterate_traces, make_human_feedback
+from spanwise.collector.stores.flat_tables import build_frame
+from spanwise.collector.stores.store_interfaces import iterate_traces, make_human_feedback
 from spanwise.tracer.http_connections import (
     CERTIFICATE_VARIABLES,
     find_trusted_authorities,

@@ -4,25 +4,36 @@ The functions are pure, and know neither HTML nor terminals. Pages, terminal and
 
 Modules, in the order in which data flows:
 
-- `reading`: Reading of a whole value: chat messages, named fields, or blocks.
-- `messages`: Chat messages of OpenAI, Anthropic, Gemini, GenAI, LangChain, LangGraph, Haystack and others.
-- `message_parts`: Parts of a message, read as blocks: texts, tool calls, results, reasoning, media.
-- `structured_text`: Texts that hold a structure: JSON, and Python's representations of messages.
-- `text_formats`: Format of a text: plain, Markdown, code or JSON.
-- `media`: Embedded images and audio: decoding, fixed types, size limit.
-- `blocks`: Records: blocks, messages, and the content of a value.
-- `main_text`: Main text of a value, for lists and headings; whether documents were cited or quoted.
-- `model_request`: A model call as an OpenAI-compatible request, such as a curl command.
+- `reading`: Reading of a whole value: messages, fields or blocks, its main text, and a model call as a request.
+- `messages`: Chat messages of OpenAI, Anthropic, Gemini, GenAI, LangChain, LangGraph, Haystack and others, and their
+  parts.
+- `blocks`: Blocks of content: records, formats of texts, texts that hold a structure, embedded media.
 """
 
-from spanwise.collector.content.blocks import Block, Content, Message
-from spanwise.collector.content.main_text import find_answer, find_question, find_used_documents, is_opaque, summarize
-from spanwise.collector.content.media import MAX_MEDIA_BYTES, Media, decode_media, find_media_type
+from spanwise.collector.content.blocks import (
+    MAX_MEDIA_BYTES,
+    Block,
+    Content,
+    Media,
+    Message,
+    decode_media,
+    find_media_type,
+    parse_structure,
+    read_text,
+)
 from spanwise.collector.content.messages import find_turn, join_tool_results
-from spanwise.collector.content.model_request import format_curl
-from spanwise.collector.content.reading import MEDIA_KINDS, find_medium, read_content, read_field
-from spanwise.collector.content.structured_text import parse_structure
-from spanwise.collector.content.text_formats import read_text
+from spanwise.collector.content.reading import (
+    MEDIA_KINDS,
+    find_answer,
+    find_medium,
+    find_question,
+    find_used_documents,
+    format_curl,
+    is_opaque,
+    read_content,
+    read_field,
+    summarize,
+)
 
 __all__ = [
     "MAX_MEDIA_BYTES",

@@ -43,7 +43,7 @@ EXPECTED_FIELDS: Mapping[str, tuple[str, ...] | None] = {
     "tokens": MODEL_KINDS,
     "session": None,
 }
-# prefix of attributes with the original value of a corrected time: see `clock_skew`
+# prefix of attributes with the original value of a corrected time: see `record_corrections`
 SENT_TIME_PREFIX = "spanwise.sent."
 OWN_PREFIXES = ("spanwise.", "otel.")
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")

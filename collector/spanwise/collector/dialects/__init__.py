@@ -2,17 +2,13 @@
 
 Modules, in the order in which data flows:
 
-- `translation`: Translation of a raw span to a run: order of dialects, fast path, native attributes, project and
-  status.
-- `log_records`: Translation of log records to feedback, amendments, open runs and process reports.
+- `translation`: Translation of raw spans to runs, and of log records to feedback, amendments and process reports.
 - `sdk_spans`: Finished spans of the OpenTelemetry SDK, translated to runs in the process that made them.
-- `draft`: Interface of dialects: raw spans and log records, the draft that dialects fill, and side records.
-- `attribute_parsing`: Parsing of attribute names (namespaces, indexed lists) and values (JSON, numbers, documents).
-- `field_extraction`: Extraction of run fields from attributes, shared by the dialects of vendors.
+- `draft`: Interface of dialects: raw spans and log records, the draft that dialects fill, and parsing of attributes.
+- `field_extraction`: Extraction of run fields from attributes, and labels of a run under the names of all
+  conventions.
 - `token_costs`: Token counts and cost of a model call: normalization, reported costs, and prices by genai-prices.
 - `evaluation_events`: Feedback as `gen_ai.evaluation.result` events: reading and writing.
-- `run_labels`: Labels of a run under the names of all conventions: prompt, agent, finish reasons, time to the first
-  token, tools.
 - `genai`: OpenTelemetry GenAI conventions: model calls, and messages in attributes, span events and log records.
 - `openinference`: OpenInference conventions: spans, messages, documents, annotations and evaluations.
 - `langfuse`: Langfuse: attributes of its SDKs, and scores sent to its API.
@@ -20,16 +16,14 @@ Modules, in the order in which data flows:
 - `mlflow`: MLflow's spans.
 - `traceloop`: Traceloop's SDK, OpenLLMetry, and Laminar's SDK, whose instrumentations come from it.
 - `vercel`: Vercel's AI SDK, versions 3.4 to 6.
-- `logfire`: Logfire's spans, and its instrumentations of OpenAI, OpenAI Agents and pydantic-evals.
-- `pydantic_ai`: pydantic-ai's instrumentation, data format versions 1 to 6.
+- `pydantic`: Products of Pydantic: pydantic-ai, Logfire and its instrumentations, pydantic-evals.
 - `haystack`: Haystack's tracing: pipelines, components, agents.
-- `pydantic_evals`: pydantic-evals: scores of an experiment's cases, and evaluators that failed.
 """
 
 from typing import TYPE_CHECKING
 
 from spanwise.collector.records import Amendment
-from spanwise.tracer.lazy_imports import lazy
+from spanwise.tracer.module_loading import lazy
 
 if TYPE_CHECKING:
     from spanwise.collector.dialects.draft import (
@@ -43,9 +37,8 @@ if TYPE_CHECKING:
         make_side_record,
     )
     from spanwise.collector.dialects.evaluation_events import read_feedback, read_via, write_feedback_attributes
+    from spanwise.collector.dialects.field_extraction import CONTENT_REFERENCES
     from spanwise.collector.dialects.langfuse import read_langfuse_score
-    from spanwise.collector.dialects.log_records import LogDialect, LogItem, read_log
-    from spanwise.collector.dialects.run_labels import CONTENT_REFERENCES
     from spanwise.collector.dialects.sdk_spans import read_sdk_span
     from spanwise.collector.dialects.token_costs import (
         compute_cost,
@@ -56,9 +49,12 @@ if TYPE_CHECKING:
     )
     from spanwise.collector.dialects.translation import (
         FaultHandler,
+        LogDialect,
+        LogItem,
         TranslatedSpan,
         log_dialect_error,
         log_once,
+        read_log,
         read_run,
         read_span,
     )
@@ -66,12 +62,11 @@ else:
     __getattr__, __dir__ = lazy(
         __name__,
         draft="Dialect Draft RawLog RawSpan RunFields SideRecord SideResult make_side_record",
-        translation="FaultHandler TranslatedSpan log_dialect_error log_once read_run read_span",
+        translation="FaultHandler TranslatedSpan log_dialect_error log_once read_run read_span LogDialect LogItem read_log",
         evaluation_events="read_feedback read_via write_feedback_attributes",
         langfuse="read_langfuse_score",
-        log_records="LogDialect LogItem read_log",
         token_costs="compute_cost export_prices find_provider has_price import_prices",
-        run_labels="CONTENT_REFERENCES",
+        field_extraction="CONTENT_REFERENCES",
         sdk_spans="read_sdk_span",
     )
 

@@ -11,9 +11,16 @@ from typing import Any
 
 import orjson
 
-from spanwise.collector.dialects.attribute_parsing import parse_json, parse_number, text_or_none, to_text
-from spanwise.collector.dialects.draft import Draft, RawLog, make_side_record
-from spanwise.collector.former_names import METADATA, present_names
+from spanwise.collector.dialects.draft import (
+    Draft,
+    RawLog,
+    make_side_record,
+    parse_json,
+    parse_number,
+    text_or_none,
+    to_text,
+)
+from spanwise.collector.record_corrections import METADATA, present_names
 from spanwise.collector.records import JSON, Event, Feedback, Target
 from spanwise.tracer import attribute_names as names
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spanwise.collector.dialects.attribute_parsing import (
+from spanwise.collector.dialects.draft import (
     COST_NAMES,
+    Draft,
     NameTuple,
+    applies_to,
     find_count,
     find_name,
     memoize_names,
@@ -21,9 +23,8 @@ from spanwise.collector.dialects.attribute_parsing import (
     read_documents,
     text_or_none,
 )
-from spanwise.collector.dialects.draft import Draft, applies_to
 from spanwise.collector.dialects.token_costs import normalize_usage
-from spanwise.collector.former_names import is_own_scope
+from spanwise.collector.record_corrections import is_own_scope
 from spanwise.collector.records import JSON, Usage
 from spanwise.tracer import attribute_names as names
 

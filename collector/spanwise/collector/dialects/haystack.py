@@ -10,14 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spanwise.collector.dialects import field_extraction
-from spanwise.collector.dialects.attribute_parsing import (
-    DOCUMENT_KINDS,
-    parse_json,
-    parse_number,
-    text_or_none,
-    to_text,
-)
-from spanwise.collector.dialects.draft import Draft
+from spanwise.collector.dialects.draft import DOCUMENT_KINDS, Draft, parse_json, parse_number, text_or_none, to_text
 from spanwise.collector.records import JSON, Document
 
 PIPELINE, COMPONENT, AGENT, STEP = "haystack.pipeline", "haystack.component", "haystack.agent", "haystack.agent.step"

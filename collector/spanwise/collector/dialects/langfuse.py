@@ -14,15 +14,16 @@ from hashlib import sha256
 from typing import Any
 
 from spanwise.collector.dialects import field_extraction
-from spanwise.collector.dialects.attribute_parsing import (
+from spanwise.collector.dialects.draft import (
     AGGREGATE_KINDS,
+    Draft,
+    applies_to,
     parse_count,
     parse_json,
     parse_number,
     text_or_none,
     to_text,
 )
-from spanwise.collector.dialects.draft import Draft, applies_to
 from spanwise.collector.dialects.token_costs import normalize_usage
 from spanwise.collector.records import JSON, Feedback, Source, Target
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 
 from spanwise.collector.dialects import field_extraction
-from spanwise.collector.dialects.attribute_parsing import parse_count, parse_json
-from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.dialects.draft import Draft, applies_to, parse_count, parse_json
 from spanwise.collector.dialects.token_costs import normalize_usage, parse_dollars
 from spanwise.collector.records import JSON
 from spanwise.tracer import attribute_names as names

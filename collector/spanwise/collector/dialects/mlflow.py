@@ -6,8 +6,7 @@ Source: `SpanAttributeKey` in `mlflow/tracing/constant.py`; `mlflow/tracing/expo
 from __future__ import annotations
 
 from spanwise.collector.dialects import field_extraction
-from spanwise.collector.dialects.attribute_parsing import parse_json, text_or_none
-from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.dialects.draft import Draft, applies_to, parse_json, text_or_none
 from spanwise.collector.records import JSON
 from spanwise.tracer import attribute_names as names
 

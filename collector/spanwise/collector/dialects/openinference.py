@@ -11,16 +11,21 @@ from collections.abc import Mapping, Set
 from math import isfinite
 from typing import Any
 
-from spanwise.collector.dialects.attribute_parsing import (
+from spanwise.collector.dialects.draft import (
     AGGREGATE_KINDS,
     DOCUMENT_KINDS,
     DOCUMENT_NAMESPACES,
     LLAMA_INDEX_REPR,
     TOOL_PARAMETERS,
+    Dialect,
+    Draft,
+    RawSpan,
+    applies_to,
     build_document,
     get_indexed_lists,
     get_indexed_name,
     get_namespace,
+    make_side_record,
     memoize_names,
     new_document,
     parse_count,
@@ -31,7 +36,6 @@ from spanwise.collector.dialects.attribute_parsing import (
     text_or_none,
     to_text,
 )
-from spanwise.collector.dialects.draft import Dialect, Draft, RawSpan, applies_to, make_side_record
 from spanwise.collector.dialects.token_costs import normalize_usage
 from spanwise.collector.records import JSON, Document, Feedback, Source, Target
 from spanwise.tracer import attribute_names as names

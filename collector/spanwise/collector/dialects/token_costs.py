@@ -18,17 +18,17 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spanwise.collector.dialects.attribute_parsing import (
+from spanwise.collector.dialects.draft import (
     AGGREGATE_KINDS,
     COST_NAMES,
     PARTIAL_COST_NAMES,
     TOTAL_COST_NAMES,
+    Draft,
     Memo,
     new_usage,
     parse_number,
     text_or_none,
 )
-from spanwise.collector.dialects.draft import Draft
 from spanwise.collector.records import JSON, Usage
 from spanwise.tracer import attribute_names as names
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spanwise.collector.dialects import field_extraction
-from spanwise.collector.dialects.attribute_parsing import AGGREGATE_KINDS, MAX_INDEX, build_document, parse_json
-from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.dialects.draft import AGGREGATE_KINDS, MAX_INDEX, Draft, applies_to, build_document, parse_json
 from spanwise.collector.records import JSON, Document
 from spanwise.tracer import attribute_names as names
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from spanwise.collector.dialects.attribute_parsing import (
+from spanwise.collector.dialects.draft import (
+    Draft,
+    applies_to,
     find_count,
     find_name,
     parse_count,
@@ -18,7 +20,6 @@ from spanwise.collector.dialects.attribute_parsing import (
     text_or_none,
     to_text,
 )
-from spanwise.collector.dialects.draft import Draft, applies_to
 from spanwise.collector.dialects.field_extraction import take_attribute
 from spanwise.collector.dialects.token_costs import normalize_usage
 from spanwise.collector.records import JSON, Document

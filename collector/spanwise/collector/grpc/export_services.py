@@ -16,7 +16,7 @@ from google.rpc.status_pb2 import Status
 
 from spanwise.collector.address_parsing import strip_brackets
 from spanwise.collector.api import Authenticator
-from spanwise.collector.api.security_middleware import check_forwarded
+from spanwise.collector.api.asgi_application import check_forwarded
 from spanwise.collector.ingest import (
     HOPS_HEADER,
     SIGNALS,
@@ -26,12 +26,11 @@ from spanwise.collector.ingest import (
     RequestBody,
     RequestRefused,
     RetryableError,
+    otlp_receiver,
     parse_hops,
-    responses,
 )
 from spanwise.collector.prometheus_metrics import Metrics
-from spanwise.collector.security.authentication import Refusal
-from spanwise.collector.security.authorization import Access
+from spanwise.collector.security import Access, Refusal
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 MAX_CALLS = 1000  # concurrent calls, in any state
@@ -92,9 +91,9 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
             return b""
         except RequestRefused as refused:
             self._receiver.pipeline.count_refused_request(signal, refused.reason)
-            code = responses.error_status(refused)[1]
+            code = otlp_receiver.error_status(refused)[1]
             self._count(signal, code)
-            await _abort(context, code, str(refused), responses.retry_after_seconds(refused))
+            await _abort(context, code, str(refused), otlp_receiver.retry_after_seconds(refused))
         self._count(signal, 0)
         return answer
 
@@ -110,7 +109,7 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
             decoded = await receiver.pipeline.process(request)
         finally:
             body.release()
-        return bytes(responses.make_export_response(signal, decoded).SerializeToString())
+        return bytes(otlp_receiver.make_export_response(signal, decoded).SerializeToString())
 
     def _count(self, signal: Any, code: int) -> None:
         self._metrics.add("spanwise_grpc_calls_total", 1, signal=signal.name, code=STATUS_CODES[code].name)

@@ -2,17 +2,18 @@
 
 Modules, in the order in which data flows:
 
-- `otlp_json`: OTLP JSON encoding of runs and feedback that decodes to equal records.
-- `file_exporter`: File exporter: all records of a store, or the traces that pass a filter, line by line.
-- `file_importer`: File importer: idempotent import of OTLP and JSON Lines in batches.
-- `table_files`: Files of flat tables: Parquet, CSV and JSON Lines, written page by page.
-- `analysis_copy`: Copy of a store for analysis: a SQLite database with flat tables, full-text search and views, made by sqlite-utils.
+- `record_files`: Files of records, as OTLP JSON and JSON Lines: export of a store, and idempotent import in batches.
+- `table_files`: Flat tables in files: Parquet, CSV, JSON Lines, and a SQLite copy of a store for analysis.
 """
 
-from spanwise.collector.import_export.analysis_copy import write_analysis_copy
-from spanwise.collector.import_export.file_exporter import FORMATS, export_lines, write_file
-from spanwise.collector.import_export.file_importer import ImportResult, import_file
-from spanwise.collector.import_export.table_files import ALL_TABLES, TABLE_FORMATS, write_stream, write_tables
+from spanwise.collector.import_export.record_files import FORMATS, ImportResult, export_lines, import_file, write_file
+from spanwise.collector.import_export.table_files import (
+    ALL_TABLES,
+    TABLE_FORMATS,
+    write_analysis_copy,
+    write_stream,
+    write_tables,
+)
 
 __all__ = [
     "ALL_TABLES",

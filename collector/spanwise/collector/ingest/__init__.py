@@ -2,60 +2,60 @@
 
 Modules, in the order in which data flows:
 
-- `http_receiver`: OTLP/HTTP receiver: ASGI applications for /v1/traces, /v1/logs and /v1/metrics.
-- `request_body`: Request bodies: bounded reading, gzip and deflate decompression, and the memory of pending bodies.
-- `ingest_pipeline`: Ingest pipeline: decodes a request, counts its items and hands them to the sinks, for HTTP and
-  gRPC.
-- `offload`: Offloading of large requests from the event loop: priority lanes and a thread pool.
-- `decode_pool`: Decoding of requests in the server, in a thread or in a worker process; start, timeouts and restart of
+- `otlp_receiver`: OTLP receiver: HTTP endpoints, bounded request bodies, the pipeline that also serves gRPC, and
+  responses.
+- `decode_pool`: Decoding of requests off the event loop: priority lanes, threads, worker processes and their
+  restarts.
+- `otlp_signals`: OTLP signals (traces, logs, metrics): codecs, conversion of items to records, messages of decode
   workers.
-- `decode_protocol`: Messages between the server and a decode worker process.
 - `decode_worker`: Decode worker: main loop of a process that decodes requests for the server that started it.
-- `request_decoder`: Decoding of one OTLP request: codec interface, item-by-item recovery, and the decoded items with
-  refusals.
-- `otlp_signals`: OTLP signals (traces, logs, metrics): their codecs, and the conversion of each item to a record.
+- `request_decoder`: Decoding of one OTLP request: limits, refusals, codec interface, and recovery item by item.
 - `protobuf_decoder`: Protobuf decoder of OTLP: columnar fast path, generic path, and splitting a damaged request by
   item.
 - `json_decoder`: JSON decoder of OTLP: typed messages, repair of invalid JSON, and conversion to raw spans and log
   records.
 - `store_sink`: Sink of the pipeline that writes decoded items to the store, within the sender's project.
-- `responses`: OTLP responses: success, partial success and errors, with HTTP status and gRPC code.
-- `limits`: Limits of requests, JSON bodies, ids, names and texts, and the size thresholds for large requests.
-- `ingest_errors`: Errors that refuse a request (permanent or retryable) or a single item of one.
 """
 
 from typing import TYPE_CHECKING
 
-from spanwise.tracer.lazy_imports import lazy
+from spanwise.tracer.module_loading import lazy
 
 if TYPE_CHECKING:
     from spanwise.collector.ingest.decode_pool import MAX_DECODERS, default_decoder_count
-    from spanwise.collector.ingest.http_receiver import PATH_PREFIXES, PATHS, SIGNALS, Receiver
-    from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError, RequestRefused, RetryableError
-    from spanwise.collector.ingest.limits import (
+    from spanwise.collector.ingest.otlp_receiver import (
+        PATH_PREFIXES,
+        PATHS,
+        PROTOBUF_TYPE,
+        SIGNALS,
+        ClientDisconnected,
+        Receiver,
+        RequestBody,
+        encode_error,
+    )
+    from spanwise.collector.ingest.otlp_signals import HOPS_HEADER, Request, parse_hops
+    from spanwise.collector.ingest.request_decoder import (
         MAX_COST,
         MAX_TOKENS,
+        ItemRefused,
         Limits,
+        PermanentError,
+        RequestRefused,
+        RetryableError,
         check_amendment,
         check_feedback_names,
         check_ids,
         check_json,
         truncate_fields,
     )
-    from spanwise.collector.ingest.otlp_signals import HOPS_HEADER, Request, parse_hops
-    from spanwise.collector.ingest.request_body import ClientDisconnected, RequestBody
-    from spanwise.collector.ingest.responses import PROTOBUF_TYPE, encode_error
-    from spanwise.collector.ingest.store_sink import Sink, scope_or_refuse
+    from spanwise.collector.ingest.store_sink import CommitWaiter, Sink, StoreSink, scope_or_refuse
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        responses="PROTOBUF_TYPE encode_error",
-        request_body="ClientDisconnected RequestBody",
-        limits="Limits MAX_COST MAX_TOKENS check_amendment check_feedback_names check_ids check_json truncate_fields",
+        otlp_receiver="PROTOBUF_TYPE encode_error ClientDisconnected RequestBody PATHS PATH_PREFIXES Receiver SIGNALS",
+        request_decoder="Limits MAX_COST MAX_TOKENS check_amendment check_feedback_names check_ids check_json truncate_fields ItemRefused PermanentError RequestRefused RetryableError",
         decode_pool="MAX_DECODERS default_decoder_count",
-        ingest_errors="ItemRefused PermanentError RequestRefused RetryableError",
-        store_sink="Sink scope_or_refuse",
-        http_receiver="PATHS PATH_PREFIXES Receiver SIGNALS",
+        store_sink="Sink scope_or_refuse CommitWaiter StoreSink",
         otlp_signals="HOPS_HEADER Request parse_hops",
     )
 
@@ -78,7 +78,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "RequestRefused",
     "RetryableError",
     "SIGNALS",
-    "responses",
+    "otlp_receiver",
     "default_decoder_count",
     "truncate_fields",
     "check_amendment",
@@ -88,12 +88,15 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "parse_hops",
     "encode_error",
     "scope_or_refuse",
+    "CommitWaiter",
+    "StoreSink",
 ]
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
+    "decode_pool",
     "json_decoder",
-    "limits",
     "otlp_signals",
+    "protobuf_decoder",
     "request_decoder",
 ]

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from spanwise.collector.dialects import import_prices, log_once
-from spanwise.collector.ingest.decode_protocol import (
+from spanwise.collector.ingest.otlp_signals import (
     CODECS,
     ENCODER_UPDATE,
     LENGTH_PREFIX,
@@ -27,9 +27,15 @@ from spanwise.collector.ingest.decode_protocol import (
     WorkerReply,
     WorkerSettings,
 )
-from spanwise.collector.ingest.ingest_errors import PermanentError
-from spanwise.collector.ingest.limits import BATCH_SIZE, HUGE_BODY_BYTES, LARGE_BODY_BYTES, release_free_memory
-from spanwise.collector.ingest.request_decoder import DecodedRequest, decode
+from spanwise.collector.ingest.request_decoder import (
+    BATCH_SIZE,
+    HUGE_BODY_BYTES,
+    LARGE_BODY_BYTES,
+    DecodedRequest,
+    PermanentError,
+    decode,
+    release_free_memory,
+)
 
 PDEATHSIG, M_MMAP_THRESHOLD = 1, -3  # constants of prctl(2) and mallopt(3)
 GC_THRESHOLD = 10_000  # new objects between runs of the cycle collector, as in the server

@@ -14,19 +14,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from spanwise.collector.clock_skew import INT_MAX
 from spanwise.collector.dialects import FaultHandler, RawLog, RawSpan, TranslatedSpan
-from spanwise.collector.ingest.ingest_errors import ItemRefused
-from spanwise.collector.ingest.limits import (
+from spanwise.collector.ingest.protobuf_decoder import finite_or_name
+from spanwise.collector.ingest.request_decoder import (
     JSON_STRING,
     Allowance,
+    Codec,
+    Group,
+    ItemRefused,
+    Scope,
     check_groups,
     check_ids,
     check_item_count,
     check_json,
 )
-from spanwise.collector.ingest.protobuf_decoder import finite_or_name
-from spanwise.collector.ingest.request_decoder import Codec, Group, Scope
+from spanwise.collector.record_corrections import INT_MAX
 from spanwise.collector.records import JSON, Event, Link
 
 Integer = int | str

@@ -1,11 +1,13 @@
-"""OTLP signals (traces, logs, metrics): their codecs, and the conversion of each item to a record."""
+"""OTLP signals (traces, logs, metrics): codecs, conversion of items to records, messages of decode workers."""
 
 from __future__ import annotations
 
+import pickle
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from google.protobuf.message import Message
@@ -15,7 +17,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from spanwise.collector.clock_skew import SENT_PREFIX, correct_feedback_time, correct_span_times, correct_time
 from spanwise.collector.dialects import (
     Dialect,
     FaultHandler,
@@ -29,11 +30,22 @@ from spanwise.collector.dialects import (
     read_span,
 )
 from spanwise.collector.ingest import json_decoder, protobuf_decoder
-from spanwise.collector.ingest.ingest_errors import ItemRefused, SideRecordRefused
-from spanwise.collector.ingest.limits import Allowance, check_feedback_names, check_ids, truncate_fields
-from spanwise.collector.ingest.request_decoder import Codec
+from spanwise.collector.ingest.request_decoder import (
+    Allowance,
+    Codec,
+    DecodedRequest,
+    ItemRefused,
+    Limits,
+    SideRecordRefused,
+    check_feedback_names,
+    check_ids,
+    truncate_fields,
+)
+from spanwise.collector.record_corrections import SENT_PREFIX, correct_feedback_time, correct_span_times, correct_time
 from spanwise.collector.records import JSON, Amendment, Feedback, ProcessReport, Run
 from spanwise.tracer import attribute_names as names
+
+# OTLP signals (traces, logs, metrics): their codecs, and the conversion of each item to a record.
 
 T = TypeVar("T")
 # HTTP header or gRPC metadata key; its value lists the marks (random ids) of the collectors that forwarded a request
@@ -185,3 +197,50 @@ METRICS_PROTOBUF: Codec[None] = Codec(
 METRICS_JSON: Codec[None] = json_decoder.make_codec("Metrics", "metrics", msgspec.Raw, _skip_item, _drop_item)
 
 METRICS = Signal("metrics", METRICS_PROTOBUF, METRICS_JSON, ExportMetricsServiceResponse, "rejected_data_points")
+
+
+# Messages between the server and a decode worker process.
+
+CODECS = tuple(codec for signal in (TRACES, LOGS, METRICS) for codec in (signal.protobuf, signal.json))
+REQUEST_HEADER = struct.Struct("<QB?")  # size of the body that follows, index in `CODECS`, and whether to return rows
+# sent instead of a codec index: the body is the row encoder for later requests, and no reply follows
+ENCODER_UPDATE = 255
+LENGTH_PREFIX = struct.Struct("<Q")  # size of the message that follows
+READY_BYTE = b"\x01"
+
+
+RowEncoder: TypeAlias = Callable[[Sequence[Any]], Any]  # encodes runs as rows of the store, which `EncodedRows` carries
+
+
+class WorkerSettings(NamedTuple):
+    """First message to a worker process: limits and settings."""
+
+    limits: Limits
+    encode: RowEncoder | None
+    nice: int
+    seconds: float  # CPU time for one request, after which the process ends itself
+    patience: float  # wall time for one request, after which the server kills the process
+    memory: int  # limit of the data segment in bytes
+    prices: dict[Any, Any]  # prices of models that the server has cached
+
+
+class WorkerReply(NamedTuple):
+    """Reply to one request; its items follow in chunks of the given `sizes`."""
+
+    decoded: DecodedRequest[Any] | None  # its list of items is empty, because the items follow
+    refused: tuple[str, str] | None  # reason and message of a `PermanentError`
+    sizes: list[int]
+    seconds: float  # CPU time
+    log_lines: list[str]  # for the server's log
+
+
+@dataclass(slots=True)
+class EncodedRows:
+    """Runs of a request, encoded as rows of the store. The rows stay pickled until they are written."""
+
+    pickled: bytes | bytearray
+
+    def take(self) -> Any:
+        """Return the unpickled rows. Callable once, because it frees the pickled bytes."""
+        pickled, self.pickled = self.pickled, b""
+        return pickle.loads(pickled)

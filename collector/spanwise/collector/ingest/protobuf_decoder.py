@@ -35,11 +35,18 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from spanwise.collector.clock_skew import INT_MAX
 from spanwise.collector.dialects import RawLog, RawSpan
-from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError, UnparsableRequest
-from spanwise.collector.ingest.limits import Allowance, check_groups, check_ids
-from spanwise.collector.ingest.request_decoder import Group, Scope
+from spanwise.collector.ingest.request_decoder import (
+    Allowance,
+    Group,
+    ItemRefused,
+    PermanentError,
+    Scope,
+    UnparsableRequest,
+    check_groups,
+    check_ids,
+)
+from spanwise.collector.record_corrections import INT_MAX
 from spanwise.collector.records import JSON, Event, Link
 
 View = TypeVar("View", bytes, memoryview)

@@ -16,11 +16,9 @@ from typing import Any, Protocol, TypeVar
 
 from spanwise.collector.dialects import Amendment, LogItem, SideRecord, read_via
 from spanwise.collector.errors import Closed, Forbidden, Refused
-from spanwise.collector.ingest.decode_protocol import EncodedRows
-from spanwise.collector.ingest.ingest_errors import ItemRefused, SideRecordRefused
-from spanwise.collector.ingest.limits import BATCH_SIZE, check_amendment
-from spanwise.collector.ingest.offload import Offloader
-from spanwise.collector.ingest.otlp_signals import Request
+from spanwise.collector.ingest.decode_pool import Offloader
+from spanwise.collector.ingest.otlp_signals import EncodedRows, Request
+from spanwise.collector.ingest.request_decoder import BATCH_SIZE, ItemRefused, SideRecordRefused, check_amendment
 from spanwise.collector.operations import ProjectScopedStore
 from spanwise.collector.records import Feedback, OpenRun, ProcessReport, Run
 from spanwise.collector.stores import FeedbackSource, LocalStore, RowStore, Store

@@ -21,7 +21,7 @@ from spanwise.collector.notifications.guarded_connection import (
 from spanwise.collector.notifications.message_rendering import render_json, render_slack
 from spanwise.collector.records import Notification
 from spanwise.collector.terminal_escaping import escape_line
-from spanwise.tracer.backoff import parse_retry_after
+from spanwise.tracer.http_connections import parse_retry_after
 
 MAX_RETRY_AFTER = 3600.0  # upper limit in seconds of a target's Retry-After
 MAX_QUOTED_CHARS = 200  # characters of a refusing reply that the error quotes

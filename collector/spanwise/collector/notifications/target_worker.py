@@ -19,7 +19,7 @@ from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import DeliveryOutcome, Notification, NotificationStatus
 from spanwise.collector.stores import ControlStore
 from spanwise.collector.terminal_escaping import escape_line
-from spanwise.tracer.backoff import compute_backoff
+from spanwise.tracer.http_connections import compute_backoff
 
 BATCH_SIZE = 100  # deliveries that one query of the store returns
 UNKNOWN_TARGET = "(not configured)"  # label of metrics: the names of unknown targets are unbounded

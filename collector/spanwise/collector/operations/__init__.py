@@ -2,34 +2,32 @@
 
 Modules, in the order in which data flows:
 
-- `request_mapping`: Mapping of a function signature to an HTTP request: path, query, body and response.
-- `operation_table`: Table of the store operations: method, path, required permission and project scope of each.
+- `operation_table`: Table of the store operations: method, path, permission and project scope, mapped to HTTP
+  requests.
 - `project_scope`: Project-scoped store: the operations that an API key of one project may use.
 """
 
 from spanwise.collector.operations.operation_table import (
     MAX_BATCH_ITEMS,
-    PROJECT_SCOPES,
-    ControlOperations,
-    TraceOperations,
-)
-from spanwise.collector.operations.project_scope import ProjectScopedStore
-from spanwise.collector.operations.request_mapping import (
     MAX_LIST_SIZE,
     MAX_PAGE_SIZE,
     PATH_PLACEHOLDER,
+    PROJECT_SCOPES,
     REQUIRED,
     Argument,
+    ControlOperations,
     Operation,
     OperationSender,
     RecordChanges,
     RequiredPermission,
+    TraceOperations,
     describe_operation,
     get_changed_fields,
     get_union_members,
     list_operations,
     store_operation,
 )
+from spanwise.collector.operations.project_scope import ProjectScopedStore
 
 __all__ = [
     "MAX_BATCH_ITEMS",

@@ -46,9 +46,8 @@ from spanwise.collector.records import (
     normalize_target,
 )
 from spanwise.collector.stores import LazyTrace, Store
-from spanwise.collector.stores.data_frames import build_frame
-from spanwise.collector.stores.flat_tables import EXAMPLES, find_table
-from spanwise.collector.stores.trace_store import make_human_feedback
+from spanwise.collector.stores.flat_tables import EXAMPLES, build_frame, find_table
+from spanwise.collector.stores.store_interfaces import make_human_feedback
 
 if TYPE_CHECKING:
     import pandas

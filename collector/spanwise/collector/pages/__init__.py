@@ -32,3 +32,8 @@ __all__ = [
     "render_refusal",
     "render_sign_in",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "page_router",
+]

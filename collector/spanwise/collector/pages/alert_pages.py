@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from spanwise.collector import alerts as alert_texts
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filter_values import parse_duration
+from spanwise.collector.filters import parse_duration
 from spanwise.collector.pages.components import rendering
 from spanwise.collector.records import Alert, AlertGroup
 from spanwise.collector.stores import Store

@@ -16,11 +16,11 @@ from starlette.responses import HTMLResponse, Response
 
 from spanwise.collector import statistics
 from spanwise.collector.errors import Forbidden, NotFound, Refused
-from spanwise.collector.filters import Filter
+from spanwise.collector.filters import EXPERIMENT_COLUMNS, Filter, SortOrder, parse_sort
 from spanwise.collector.pages.components import feedback_display, filter_form, rendering
 from spanwise.collector.pages.components.feedback_display import get_shown_judge_keys
 from spanwise.collector.pages.components.filter_form import read_integer
-from spanwise.collector.pages.components.line_chart import LineChart, make_line_chart
+from spanwise.collector.pages.components.svg_charts import LineChart, make_line_chart
 from spanwise.collector.records import (
     JSON,
     Bucket,
@@ -31,7 +31,6 @@ from spanwise.collector.records import (
     TraceSummary,
     iterate_pages,
 )
-from spanwise.collector.sorting import EXPERIMENT_COLUMNS, SortOrder, parse_sort
 from spanwise.collector.stores import (
     Change,
     ComparisonOptions,

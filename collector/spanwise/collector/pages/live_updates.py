@@ -23,7 +23,7 @@ from spanwise.collector.errors import Refused, StoreError, Unavailable
 from spanwise.collector.filters import Filter, validate_rule_filter
 from spanwise.collector.pages.components import filter_form, preferences, rendering
 from spanwise.collector.records import ChangePage
-from spanwise.collector.security.authorization import get_access
+from spanwise.collector.security import get_access
 from spanwise.collector.stores import FeedStore
 
 POLL_S = 2.0  # time between two readings of the change feed

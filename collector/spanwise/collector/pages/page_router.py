@@ -30,10 +30,9 @@ from spanwise.collector.pages import (
     traces,
     version_page,
 )
-from spanwise.collector.pages.components import preferences, rendering, saved_views
+from spanwise.collector.pages.components import filter_form, preferences, rendering
 from spanwise.collector.query_scheduler import QueryScheduler
-from spanwise.collector.security.authorization import get_access, get_request_store
-from spanwise.collector.security.browser_sessions import is_form_token
+from spanwise.collector.security import get_access, get_request_store, is_form_token
 from spanwise.collector.stores import Store
 
 TOKEN_FIELD = "token"  # form field of the CSRF token
@@ -56,7 +55,7 @@ class Form:
 
 FORMS: tuple[Form, ...] = (
     Form("/preferences", preferences.FIELDS, preferences.save_preferences, scope="read"),
-    Form("/views", saved_views.FIELDS, saved_views.change_views, scope="read"),
+    Form("/views", filter_form.FIELDS, filter_form.change_views, scope="read"),
     Form("/alerts/{name:path}", ("project", "group", "action", "for"), alert_pages.change_alert),
     Form("/rules/{name:path}", ("project", "action", "backfill"), rule_pages.change_rule),
     Form(

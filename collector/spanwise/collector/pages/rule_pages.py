@@ -19,8 +19,8 @@ from spanwise.collector.errors import Forbidden, NotFound, Refused
 from spanwise.collector.filters import Filter, extend_filter
 from spanwise.collector.pages.components import rendering
 from spanwise.collector.pages.components.feedback_display import FeedbackChip, get_latest_chips
-from spanwise.collector.pages.components.time_chart import (
-    WIDTH,
+from spanwise.collector.pages.components.svg_charts import (
+    TIME_CHART_WIDTH,
     Slot,
     TimeChart,
     choose_axis,
@@ -162,7 +162,7 @@ def rule(store: Store, request: Request) -> Response:
         chips=read_scores(store, status.rule, ids, page),
         stratum_traces=lambda stratum: build_conditions_url(status.rule, {**status.rule.filter, **stratum.filter}),
         spend=read_spend(store, group=("evaluator", "model"), project=project, rule=name),
-        chart_width=WIDTH,
+        chart_width=TIME_CHART_WIDTH,
         verdicts=rule_report,
         traces=build_traces_url,
         now=time.time_ns(),
@@ -258,7 +258,7 @@ def make_charts(store: Store, rule: Rule, period: str, quantity: str, now_ns: in
 
 def _draw(total: ScorePoint, starts: Sequence[int], points: Sequence[ScorePoint | None], width_ns: int) -> ScoreChart:
     """Return the chart of one key or label, with a point per bucket."""
-    step = WIDTH / len(starts)
+    step = TIME_CHART_WIDTH / len(starts)
     slots = [Slot(place * step, step) for place in range(len(starts))]
     estimates = [None if point is None else point.estimate for point in points]
     values = [None if one is None else _get_value(one) for one in estimates]

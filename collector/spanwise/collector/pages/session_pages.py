@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 from spanwise.collector import content
 from spanwise.collector.errors import NotFound
+from spanwise.collector.filters import SESSION_COLUMNS
 from spanwise.collector.pages.components import feedback_display, filter_form, preferences, rendering
 from spanwise.collector.pages.components.content_view import BlockView, ContentView, ValueView
 from spanwise.collector.pages.components.feedback_display import TraceFeedback
 from spanwise.collector.pages.traces import TRACES_PER_PAGE, find_exchange, find_open_root
 from spanwise.collector.records import OpenRun, Run, Target, Trace, TraceSummary
-from spanwise.collector.sorting import SESSION_COLUMNS
 from spanwise.collector.stores import Store
 
 _MAX_TURNS = 20

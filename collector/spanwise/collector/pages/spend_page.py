@@ -14,7 +14,7 @@ from starlette.responses import Response
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import Refused
 from spanwise.collector.pages.components import rendering
-from spanwise.collector.pages.components.time_chart import WIDTH, Slot, TimeChart, choose_axis, make_bars
+from spanwise.collector.pages.components.svg_charts import TIME_CHART_WIDTH, Slot, TimeChart, choose_axis, make_bars
 from spanwise.collector.records import Spend, SpendGroup
 from spanwise.collector.stores import Store
 
@@ -98,7 +98,7 @@ def read_spend(
     buckets = [by_start.get(start, Spend(start_ns=start)) for start in starts]
     groups = store.spend(by=group, project=project, rule=rule, since_ns=first)
     groups = sorted(groups, key=lambda each: each.total, reverse=True)
-    slot = WIDTH / len(buckets)
+    slot = TIME_CHART_WIDTH / len(buckets)
     slots = [Slot(number * slot, slot) for number in range(len(buckets))]
     axis = choose_axis(0.0, max(bucket.total for bucket in buckets))
     layers = (
@@ -143,5 +143,5 @@ def spend(store: Store, request: Request) -> Response:
         project=project,
         rule=rule,
         rules=sorted({status.rule.name for status in statuses}),
-        chart_width=WIDTH,
+        chart_width=TIME_CHART_WIDTH,
     )

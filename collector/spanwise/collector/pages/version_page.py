@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filter_values import parse_time
+from spanwise.collector.filters import parse_time
 from spanwise.collector.pages.components import rendering
 from spanwise.collector.records import Rule
 from spanwise.collector.statistics import MIN_VERSION_TRACES

@@ -3,8 +3,8 @@
 Modules, in the order in which data flows:
 
 - `json_values`: JSON values in records: field types and canonical JSON for content-derived ids.
-- `trace_records`: Trace records: runs, traces, feedback, amendments and process reports.
-- `dataset_records`: Dataset records: examples and their ids, datasets, experiments, evaluation cases.
+- `data_records`: Records of data: runs, traces, feedback, amendments; examples, datasets, experiments, evaluation
+  cases.
 - `query_results`: Query results: trace and session summaries, buckets, feedback statistics, pages.
 - `control_records`: Control records: rules, decisions, leases, budgets, keys, queues, retention; changeable fields.
 - `notification_records`: Notification records: what an alert reports, and the state of its delivery to each target.
@@ -14,7 +14,7 @@ Modules, in the order in which data flows:
 
 from typing import TYPE_CHECKING
 
-from spanwise.tracer.lazy_imports import lazy
+from spanwise.tracer.module_loading import lazy
 
 if TYPE_CHECKING:
     from spanwise.collector.records.alert_records import (
@@ -58,18 +58,36 @@ if TYPE_CHECKING:
         WorkerReport,
         apply_changes,
     )
-    from spanwise.collector.records.dataset_records import (
+    from spanwise.collector.records.data_records import (
         EXAMPLE_ATTRIBUTE,
         PERTURBATION_KINDS,
+        Amendment,
         Case,
         Dataset,
+        Document,
+        Event,
         Example,
         ExampleNumbering,
         Experiment,
+        Feedback,
+        Link,
+        OpenRun,
+        Process,
+        ProcessReport,
+        Run,
+        Target,
+        Trace,
+        Usage,
         derive_example_id,
+        feedback_id,
         find_root_id,
         is_perturbed,
+        make_fast_constructor,
+        make_score,
+        normalize_feedback,
+        normalize_target,
         number_duplicates,
+        restore_feedback,
     )
     from spanwise.collector.records.json_values import (
         JSON,
@@ -106,33 +124,12 @@ if TYPE_CHECKING:
         TreeNode,
         iterate_pages,
     )
-    from spanwise.collector.records.trace_records import (
-        Amendment,
-        Document,
-        Event,
-        Feedback,
-        Link,
-        OpenRun,
-        Process,
-        ProcessReport,
-        Run,
-        Target,
-        Trace,
-        Usage,
-        feedback_id,
-        make_fast_constructor,
-        make_score,
-        normalize_feedback,
-        normalize_target,
-        restore_feedback,
-    )
 else:
     __getattr__, __dir__ = lazy(
         __name__,
         alert_records="Alert AlertCheck AlertEvent AlertFiring AlertGroup AlertNumbers AlertResult AlertStatus",
         control_records="AuditEvent BackfillStep Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Spend Spender Stratum TraceHead WeightedScore WorkerReport apply_changes",
-        trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
-        dataset_records="Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment PERTURBATION_KINDS derive_example_id find_root_id is_perturbed number_duplicates",
+        data_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment PERTURBATION_KINDS derive_example_id find_root_id is_perturbed number_duplicates",
         json_values="BackfillState DatasetKind DeliveryOutcome JSON Outcome Period QueueStatus RuleTarget Scope Source SpendGroup Status Verdict canonical_json",
         notification_records="Delivery Notification NotificationStatus make_test_notification",
         query_results="Bucket FeedbackStats MAX_UNINDEXED Page RunScores ScoreSums SessionSummary TablePage TraceSummary TreeNode iterate_pages",

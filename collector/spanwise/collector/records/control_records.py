@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.records.alert_records import Alert
-from spanwise.collector.records.dataset_records import Experiment
+from spanwise.collector.records.data_records import Experiment, Feedback, Target
 from spanwise.collector.records.json_values import JSON, Outcome, Period, QueueStatus, RuleTarget, Scope, Verdict
-from spanwise.collector.records.trace_records import Feedback, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

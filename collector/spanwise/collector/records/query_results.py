@@ -186,7 +186,7 @@ class FeedbackStats:
 class Bucket:
     """Aggregate over the traces that start in [start_ns, start_ns + width_ns).
 
-    Percentiles are nearest-rank percentiles (`quantiles.percentile`). For many traces they come from a sketch, with a
+    Percentiles are nearest-rank percentiles (`intervals.percentile`). For many traces they come from a sketch, with a
     relative error of at most `latency_error`. Of the feedback in one slot (`feedback_tally.get_feedback_slot`), the
     latest record counts.
 

@@ -2,24 +2,18 @@
 
 Modules, in the order in which data flows:
 
-- `feedback_tally`: Feedback tally: latest feedback, exact sums, weighted means and pass shares per key.
-- `quantiles`: Quantiles: nearest-rank percentiles and Student's t distribution.
-- `intervals`: Confidence intervals: paired proportions, means of scores, proportions, and the examples a narrower one
-  needs.
-- `paired_tests`: Tests of paired data: exact McNemar, sign flips, Tango's score test of a difference, Bhapkar's test of
-  labels.
+- `feedback_tally`: Feedback tally: latest feedback, exact sums, weighted means, pass shares, and the mean of a score
+  sample.
+- `intervals`: Confidence intervals, quantiles, and tests of paired data.
 - `score_comparison`: Comparison of experiments: paired scores per key, and the conclusion with its interval, test and
   sentence.
-- `pass_rules`: Pass rules: which scores of a key pass, by its threshold or because all of them are 0 or 1.
-- `score_samples`: Mean of the scores of one key of an experiment, with its interval, clustered by example.
-- `repeated_runs`: Statistics of repeated runs: pass@k, pass^k, variance within and between examples, flaky examples.
-- `survey_sampling`: Survey sampling: sampling position of a target, samples for labelling, Hajek means with
-  intervals.
+- `repeated_runs`: Statistics of repeated runs: pass rules, pass@k, pass^k, variance within and between examples.
+- `survey_sampling`: Survey sampling: sampling position, samples for labelling, weighted means, comparison of two
+  versions.
 - `alert_evaluation`: Evaluation of alerts: estimate of a window, one-sided bound, breach, and the state that follows.
-- `human_agreement`: Agreement of a judge with human labels: pairing, Cohen's kappa, fitted thresholds.
-- `ppi`: Prediction-powered inference: a judge's mean corrected by human labels.
+- `human_agreement`: Agreement of a judge with human labels: pairing, Cohen's kappa, thresholds, prediction-powered
+  inference.
 - `weighted_percentiles`: Weighted percentiles of rules' scores, with Woodruff's interval.
-- `version_comparison`: Comparison of two versions in production: weighted difference of means, confidence sequence.
 - `vendor_result_formats`: Results in the formats of Databricks, Haystack and H2O.
 """
 
@@ -37,6 +31,7 @@ from spanwise.collector.statistics.alert_evaluation import (
 from spanwise.collector.statistics.feedback_tally import (
     UNPARSED,
     PassCondition,
+    ScoreSample,
     Tally,
     exact_expansion,
     get_feedback_slot,
@@ -47,12 +42,14 @@ from spanwise.collector.statistics.feedback_tally import (
 from spanwise.collector.statistics.human_agreement import (
     DRAWN_METADATA,
     Agreement,
+    CorrectedMean,
     JudgeCheck,
     LabelledCase,
     ThresholdFit,
     Value,
     check_judge,
     choose_threshold,
+    estimate_ppi_mean,
     get_feedback_value,
     get_majority_label,
     measure_agreement,
@@ -60,30 +57,32 @@ from spanwise.collector.statistics.human_agreement import (
 from spanwise.collector.statistics.intervals import (
     Interval,
     Moments,
+    bhapkar_test,
+    binomial_test,
+    chi_square_tail,
     examples_for_mean,
     examples_for_proportions,
     hall_interval,
     limit_spread,
+    mcnemar_test,
     mean_interval,
+    nearest_rank,
     paired_proportions_interval,
+    percentile,
+    sign_flip_test,
+    t_quantile,
+    tango_statistic,
     wilson_interval,
 )
-from spanwise.collector.statistics.paired_tests import (
-    bhapkar_test,
-    binomial_test,
-    chi_square_tail,
-    mcnemar_test,
-    sign_flip_test,
-    tango_statistic,
-)
-from spanwise.collector.statistics.pass_rules import PassRule, is_passing, make_pass_rule, make_pass_rules
-from spanwise.collector.statistics.ppi import CorrectedMean, estimate_ppi_mean
-from spanwise.collector.statistics.quantiles import nearest_rank, percentile, t_quantile
 from spanwise.collector.statistics.repeated_runs import (
     PassEstimate,
+    PassRule,
     RepeatedExample,
     RepeatedRuns,
     collect_repeated_runs,
+    is_passing,
+    make_pass_rule,
+    make_pass_rules,
 )
 from spanwise.collector.statistics.score_comparison import (
     ALPHA,
@@ -100,12 +99,16 @@ from spanwise.collector.statistics.score_comparison import (
     get_direction,
     get_question,
 )
-from spanwise.collector.statistics.score_samples import ScoreSample
 from spanwise.collector.statistics.survey_sampling import (
     MIN_SHOWN_EFFECTIVE,
+    MIN_VERSION_TRACES,
     LabelSample,
     SampledCase,
     SampledMean,
+    VersionDifference,
+    VersionMean,
+    VersionScore,
+    compare_versions,
     draw_label_sample,
     estimate_means,
     estimate_sums,
@@ -117,13 +120,6 @@ from spanwise.collector.statistics.vendor_result_formats import (
     databricks_results,
     databricks_table,
     haystack_results,
-)
-from spanwise.collector.statistics.version_comparison import (
-    MIN_VERSION_TRACES,
-    VersionDifference,
-    VersionMean,
-    VersionScore,
-    compare_versions,
 )
 from spanwise.collector.statistics.weighted_percentiles import SampledPercentile, estimate_percentiles
 

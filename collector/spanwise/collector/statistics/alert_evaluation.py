@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, sqrt
 
-from spanwise.collector.statistics.intervals import wilson_interval, z_quantile
-from spanwise.collector.statistics.quantiles import t_quantile
+from spanwise.collector.statistics.intervals import t_quantile, wilson_interval, z_quantile
 
 WINDOW_BLOCKS = 24  # blocks of a window, and looks per window
 MIN_FILLED_BLOCKS = 12  # fewer blocks with scores are no data

@@ -15,18 +15,16 @@ from spanwise.collector.statistics.intervals import (
     MIN_DISTINCT,
     Interval,
     Moments,
-    examples_for_mean,
-    examples_for_proportions,
-    mean_interval,
-    paired_proportions_interval,
-    z_quantile,
-)
-from spanwise.collector.statistics.paired_tests import (
     bhapkar_test,
     binomial_test,
+    examples_for_mean,
+    examples_for_proportions,
     mcnemar_test,
+    mean_interval,
+    paired_proportions_interval,
     sign_flip_test,
     tango_statistic,
+    z_quantile,
 )
 
 # key of the score that tells whether the task ended without an error; computed for every run, not stored

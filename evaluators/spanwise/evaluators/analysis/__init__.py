@@ -2,35 +2,30 @@
 
 Modules, in the order in which data flows:
 
-- `experiment_comparison`: Comparison of experiments: conclusions, regressions and slices, for terminal, notebook, pandas
-  and Markdown.
-- `experiment_history`: History of a dataset: the mean of each key with its interval per experiment, in order of time.
+- `experiment_comparison`: Comparison of experiments, and history of a dataset, for terminal, notebook, pandas and
+  Markdown.
 - `model_results`: Results by model: the runs of one or more experiments, grouped by the model that answered.
-- `leaderboards`: Leaderboards of models: heatmaps of means by metric and by prompt, and the rates of boolean
-  evaluators.
-- `problems`: Problems of models: means on the wrong side of a threshold, flips of perturbed cases, and cases that
-  failed a check.
-- `insights`: Insights: best and worst, fastest and cheapest model, and the test cases that most models failed.
-- `compliance`: Compliance: the nine standards of NIST AI RMF and SR 11-7, and the evaluators that address each.
-- `result_analysis`: Analysis of experiments: leaderboards, problems, insights, compliance and trade-offs, as data.
-- `analysis_report`: HTML of an analysis: the report, a self-contained file, and the pages of the collector.
-- `report_archive`: Report of an analysis as a file: HTML, or an archive with all results.
-- `model_analysis`: Analysis of experiments by model: its display in terminal and notebook, and its report.
+- `model_findings`: Findings about models: leaderboards, problems, insights, compliance with standards.
+- `analysis_report`: Analysis of experiments as data, and its report in HTML.
+- `model_analysis`: Analysis of experiments by model: display in terminal and notebook, report as a file or archive.
 - `parameter_sweep`: Sweep: one experiment per combination of parameters, or per variant of the task, analyzed together.
 """
 
 from spanwise.collector.stores import Change, Slice
-from spanwise.evaluators.analysis.analysis_report import render_page
-from spanwise.evaluators.analysis.compliance import StandardCoverage
-from spanwise.evaluators.analysis.experiment_comparison import Answer, Comparison, Regression, compare
-from spanwise.evaluators.analysis.experiment_history import History, history
-from spanwise.evaluators.analysis.insights import Insight
-from spanwise.evaluators.analysis.leaderboards import BooleanLeaderboard, HeatmapLeaderboard, PromptHeatmap
+from spanwise.evaluators.analysis.analysis_report import AnalysisData, TradeOff, render_page
+from spanwise.evaluators.analysis.experiment_comparison import Answer, Comparison, History, Regression, compare, history
 from spanwise.evaluators.analysis.model_analysis import Analysis, analyze
+from spanwise.evaluators.analysis.model_findings import (
+    BooleanLeaderboard,
+    HeatmapLeaderboard,
+    Insight,
+    Problem,
+    PromptHeatmap,
+    StandardCoverage,
+    UnusableThreshold,
+)
 from spanwise.evaluators.analysis.model_results import Cell, ModelResults
 from spanwise.evaluators.analysis.parameter_sweep import Sweep, SweepCell, sweep
-from spanwise.evaluators.analysis.problems import Problem, UnusableThreshold
-from spanwise.evaluators.analysis.result_analysis import AnalysisData, TradeOff
 
 __all__ = [
     "Analysis",

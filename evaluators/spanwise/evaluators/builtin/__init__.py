@@ -2,8 +2,7 @@
 
 Modules, in the order in which data flows:
 
-- `case_text`: Text of inputs and outputs: fields of dicts, chat messages, completions.
-- `text_segmentation`: Text segmentation: sentences, steps of a procedure, Treebank words and other tokenizers.
+- `case_text`: Text of cases: fields, chat messages, completions; sentences, steps and tokens.
 - `boolean_families`: Boolean metric families: pass, failure, retrieval, generation and parse failure of one case.
 - `text_matching`: Text matching: condition language with AND, OR, NOT and regular expressions under a time limit.
 - `text`: Text evaluators: exact, contains, regex, length, not_empty, BLEU, ROUGE and edit distances.
@@ -13,9 +12,7 @@ Modules, in the order in which data flows:
 - `classification`: Classification evaluator: accuracy, precision, recall, F1 and confusion matrix over all cases.
 - `language_detection`: Language detection of texts, and comparison of the languages of question and answer.
 - `retrieval`: Retrieval evaluators: recall, MAP, MRR, nDCG, precision and hits at k; matching of documents.
-- `agents`: Agent evaluators: tool calls, trajectory, spans, step limit and sanity of artifacts.
-- `agent_session`: Review of an agent's session: failed model and tool runs, tool calls without a result, a missing
-  final answer.
+- `agents`: Agent evaluators: tool calls, trajectory, spans, step limit, sanity of artifacts and sessions.
 - `artifacts`: Artifacts of an agent: expectations, and file access confined to a directory.
 - `privacy`: Privacy evaluators: personal data, secrets, and decoding of texts hidden by an encoding.
 - `leak_detection`: Detectors of personal data and secrets: patterns, checksums, telephone numbers, normalization.
@@ -32,5 +29,4 @@ SHARED_MODULES = [
     "pipeline",
     "retrieval",
     "text",
-    "text_segmentation",
 ]

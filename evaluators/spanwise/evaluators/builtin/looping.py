@@ -15,8 +15,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from spanwise.evaluators.builtin.case_text import extract_text
-from spanwise.evaluators.builtin.text_segmentation import split_sentences
+from spanwise.evaluators.builtin.case_text import extract_text, split_sentences
 from spanwise.evaluators.interface import Metric, Skip, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import SECURE, VALID
 

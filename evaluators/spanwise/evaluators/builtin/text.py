@@ -16,9 +16,9 @@ from typing import Any, Literal, cast
 import orjson
 
 from spanwise.evaluators.builtin.case_text import extract_text
+from spanwise.evaluators.builtin.case_text import get_tokenizer as tokenizer_of
 from spanwise.evaluators.builtin.looping import compression_ratio, repeated_share, unique_sentences
 from spanwise.evaluators.builtin.text_matching import check_time_limit, compile_pattern, search_pattern
-from spanwise.evaluators.builtin.text_segmentation import get_tokenizer as tokenizer_of
 from spanwise.evaluators.interface import Metric, Skip, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, VALID
 

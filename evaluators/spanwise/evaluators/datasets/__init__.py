@@ -5,28 +5,25 @@ Modules, in the order in which data flows:
 - `column_mapping`: Column mapping: names and layouts of other products to the fields of an example; splits.
 - `file_formats`: File formats of datasets: reading and writing JSON Lines, JSON, CSV, YAML, Parquet; reading
   Arrow tables, Excel.
-- `hugging_face`: Hugging Face hub: datasets by id, read as a stream, so that only the rows that are used are downloaded.
+- `example_reader`: Reader of examples: files, DataFrames, objects of other products, stored traces, the Hugging Face
+  hub.
 - `yaml_format`: YAML 1.2 scalars for PyYAML: only true and false are booleans, dates stay texts.
-- `example_reader`: Reader of examples: files, DataFrames, objects of other products, stored traces.
 - `stored_datasets`: Datasets in a store: saving versions, kinds, JSON Schemas, matching by inputs,
   differences.
-- `example_generation`: Generation of examples by a model: questions about documents, variations of
-  examples.
-- `perturbation`: Perturbed datasets: examples with changed inputs, each linked to the base case that it was made from.
-- `text_perturbation`: Kinds of text perturbations: typos, casing, punctuation, contractions, word order, noise,
-  synonyms, encodings.
-- `protected_text`: Protected parts of a text: code, URLs, e-mail addresses, numbers, JSON and placeholders.
-- `wordnet`: WordNet: synonyms of English words, read from the database files of an installed WordNet.
+- `example_generation`: Generated examples: questions and variations by a model, and perturbed copies of examples.
+- `text_perturbation`: Kinds of text perturbations, the parts of a text that they keep, and synonyms of WordNet.
 """
 
 from spanwise.evaluators.datasets.column_mapping import BadRow, has_splits, in_split, to_example
-from spanwise.evaluators.datasets.example_generation import ModelSaid, generate
+from spanwise.evaluators.datasets.example_generation import ModelSaid, PerturbedDataset, generate, perturb
 from spanwise.evaluators.datasets.example_reader import (
     deduplicate_inputs,
     from_traces,
     is_file,
+    is_hub_id,
     iterate,
     make_trace_example,
+    open_hub_dataset,
     read,
     read_traces,
 )
@@ -39,8 +36,6 @@ from spanwise.evaluators.datasets.file_formats import (
     write,
     write_rows,
 )
-from spanwise.evaluators.datasets.hugging_face import is_hub_id, open_hub_dataset
-from spanwise.evaluators.datasets.perturbation import PerturbedDataset, perturb
 from spanwise.evaluators.datasets.stored_datasets import (
     Diff,
     SchemaError,

@@ -1,4 +1,4 @@
-"""Reader of examples: files, DataFrames, objects of other products, stored traces."""
+"""Reader of examples: files, DataFrames, objects of other products, stored traces, the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from spanwise.collector.errors import require_extra
 from spanwise.collector.filters import Filter, extend_filter
 from spanwise.collector.records import JSON, Example, ExampleNumbering, Trace, canonical_json, number_duplicates
 from spanwise.collector.stores import TraceStore
@@ -20,8 +21,38 @@ from spanwise.evaluators.datasets.column_mapping import (
     to_example,
 )
 from spanwise.evaluators.datasets.file_formats import READABLE_SUFFIXES, read_arrow, read_file_rows, read_frame
-from spanwise.evaluators.datasets.hugging_face import is_hub_id, open_hub_dataset
 from spanwise.evaluators.interface import StoreLocation, open_store_location
+
+# Hugging Face hub: datasets by id, read as a stream, so that only the rows that are used are downloaded.
+
+HUB_PREFIX = "hf://"
+
+
+def is_hub_id(source: Any) -> bool:
+    """Return whether a dataset is named by its id on the hub, such as `hf://openai/gsm8k`."""
+    return isinstance(source, str) and source.startswith(HUB_PREFIX)
+
+
+def open_hub_dataset(source: str) -> Mapping[str, Any]:
+    """Return the splits of a dataset by name, each of which is read while it is iterated.
+
+    `source` is `hf://OWNER/NAME`, with an optional revision and configuration: `hf://openai/gsm8k@main#socratic`.
+    The folder of a local dataset is accepted as well. Nothing is downloaded before the first row is read, except
+    the description. Raises `ValueError` if there is no such dataset or configuration, or the hub does not answer.
+    """
+    with require_extra("hub", f"reading {source!r}"):
+        from datasets import load_dataset
+
+    name, _, configuration = source.removeprefix(HUB_PREFIX).partition("#")
+    name, _, revision = name.partition("@")
+    try:
+        splits: Mapping[str, Any] = load_dataset(name, configuration or None, revision=revision or None, streaming=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot open the dataset {source!r}: {' '.join(str(error).split())}") from error
+    return splits
+
+
+# Reader of examples: files, DataFrames, objects of other products, stored traces.
 
 _FRAME_METHODS = ("to_df", "to_dataframe")  # methods of MLflow's EvaluationDataset and of Phoenix's Dataset
 # attributes of DeepEval's EvaluationDataset (the first two) and of Langfuse's dataset

@@ -1,18 +1,250 @@
-"""Plan of an experiment: its planned and finished runs, and the conditions that stop it early."""
+"""Plan of an experiment: options of `evaluate()`, planned runs, evaluators per example, early stop."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import wraps
+from math import isfinite
+from os import PathLike
+from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 
-from spanwise.collector.records import Case, Example, Feedback, Run, Target, Trace
-from spanwise.evaluators.experiments.experiment_settings import ExperimentSettings
-from spanwise.evaluators.experiments.run_fixture import RunFixture
-from spanwise.evaluators.experiments.task_call import AbandonedTasks, TaskFunction, ValueCopier
-from spanwise.evaluators.interface import Evaluator
+from spanwise.collector.records import JSON, Case, Example, Feedback, Run, Target, Trace
+from spanwise.collector.stores import Store
+from spanwise.evaluators.experiments.task_call import AbandonedTasks, RunFixture, TaskFunction, ValueCopier
+from spanwise.evaluators.interface import (
+    Evaluator,
+    RetryOn,
+    check_keys,
+    compile_retry_on,
+    find_by_name,
+    get_evaluator,
+    list_evaluators,
+)
+from spanwise.evaluators.scoring import get_parts
+from spanwise.tracer.suggestions import did_you_mean, make_unknown_option_error
+
+# Options of `evaluate()`: defaults, validation, and hints for option names of other products.
+
+NameFilter: TypeAlias = "str | Iterable[str] | None"
+StoreArgument: TypeAlias = "Store | str | PathLike[str] | None"
+_LIMITS = {
+    "timeout": "a number of seconds > 0",
+    "max_failures": "an integer >= 1, a share of the runs such as 0.2",
+    "max_usd": "a number of US dollars > 0",
+}
+_STOP_OPTIONS = ("fail_fast", "max_failures", "max_usd")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """Keyword options of `evaluate()` for type checkers; defaults are those of `ExperimentSettings`."""
+
+    name: str | None
+    concurrency: int
+    repetitions: int
+    metadata: Mapping[str, JSON] | None
+    split: NameFilter
+    limit: int | None
+    only: NameFilter
+    timeout: float | None
+    retries: int
+    retry_on: RetryOn | None
+    fail_fast: bool
+    max_failures: float | None
+    max_usd: float | None
+    raise_errors: bool
+    attach: bool
+    seed: int | None
+    resume: bool | str | None
+    summary_evaluators: Iterable[Any]
+    store: StoreArgument
+    progress: bool | None
+    fixture: Callable[..., Any] | None
+    span_wait: float
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentSettings:
+    """Validated options of `evaluate()` with their defaults; see `evaluate` for their meaning.
+
+    Raises `ValueError` for invalid values.
+    """
+
+    name: str | None = None
+    concurrency: int = 8
+    repetitions: int = 1
+    metadata: Mapping[str, JSON] | None = None
+    split: NameFilter = None
+    limit: int | None = None
+    only: NameFilter = None
+    timeout: float | None = None
+    retries: int = 0
+    retry_on: RetryOn | None = None
+    fail_fast: bool = False
+    max_failures: float | None = None
+    max_usd: float | None = None
+    raise_errors: bool = False
+    attach: bool = False
+    seed: int | None = None
+    resume: bool | str | None = None
+    summary_evaluators: Iterable[Any] = ()
+    store: StoreArgument = None
+    progress: bool | None = None
+    fixture: Callable[..., Any] | None = None
+    span_wait: float = 1.0
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "repetitions", "batch_size", "limit"):
+            value = getattr(self, name)
+            if not (value is None and name == "limit") and not (_is_integer(value) and value >= 1):
+                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        if not _is_integer(self.retries) or self.retries < 0:
+            raise ValueError(f"retries must be an integer >= 0, got {self.retries!r}")
+        if not _is_number(self.span_wait) or self.span_wait < 0:
+            raise ValueError(f"span_wait must be a number of seconds >= 0, got {self.span_wait!r}")
+        for name, expected in _LIMITS.items():
+            value = getattr(self, name)
+            is_limit = _is_number(value) and value > 0
+            is_no_share = name == "max_failures" and isinstance(value, float) and value > 1
+            if value is not None and (not is_limit or is_no_share):
+                raise ValueError(f"{name} must be {expected}, or None for no limit, got {value!r}")
+        for name in ("fail_fast", "raise_errors", "attach"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        compile_retry_on(self.retry_on)
+        for name in ("split", "only"):
+            object.__setattr__(self, name, _check_name_filter(name, getattr(self, name)))
+
+    @property
+    def splits(self) -> Sequence[str] | None:
+        """Return the selected splits; None for all."""
+        return _to_list(self.split)
+
+    @property
+    def ids(self) -> Sequence[str] | None:
+        """Return the selected example ids or their prefixes; None for all examples."""
+        return _to_list(self.only)
+
+    @property
+    def parameters(self) -> dict[str, JSON]:
+        """Return the options that are recorded with the experiment."""
+        names = ("concurrency", "repetitions", "split", "limit", "only", "timeout", "retries", "seed", *_STOP_OPTIONS)
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def _to_list(names: NameFilter) -> list[str] | None:
+    return [names] if isinstance(names, str) else None if names is None else list(names)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _check_name_filter(option: str, given: NameFilter) -> str | list[str] | None:
+    """Return one name, or a list of names made from any iterable, so that it can be iterated repeatedly. Raises
+    `ValueError`.
+    """
+    if given is None or isinstance(given, str):
+        return given
+    listed = list(given) if isinstance(given, Iterable) else []
+    if not listed or not all(isinstance(name, str) for name in listed):
+        raise ValueError(f"{option} must be a name or a list of names, got {given!r}")
+    return listed
+
+
+OPTION_NAMES = tuple(field.name for field in fields(ExperimentSettings))
+POSITIONAL_NAMES = ("dataset", "task", "evaluators")  # parameters that are also accepted by position
+_ACCEPTED_NAMES = frozenset((*POSITIONAL_NAMES, *OPTION_NAMES))
+# Option names of LangSmith, Langfuse, MLflow, Phoenix, Braintrust and DeepEval → the Spanwise spelling
+_FOREIGN_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("data", "eval_dataset", "examples", "dataset_name", "test_cases", "goldens"), "dataset=…"),
+    **dict.fromkeys(("predict_fn", "target", "model", "pipeline"), "task=…"),
+    **dict.fromkeys(("scorers", "scores", "scoring_functions", "metrics", "scoring_metrics"), "evaluators=…"),
+    **dict.fromkeys(("run_evaluators", "summary_scores", "composite_evaluator"), "summary_evaluators=…"),
+    **dict.fromkeys(("experiment_prefix", "experiment_name", "experiment", "run_name"), "name=…"),
+    **dict.fromkeys(("num_repetitions", "trial_count", "trials", "epochs"), "repetitions=…"),
+    **dict.fromkeys(("max_concurrency", "task_threads", "num_threads", "max_workers"), "concurrency=…"),
+    **dict.fromkeys(("description", "experiment_description"), "metadata={'description': …}"),
+    "experiment_metadata": "metadata=…",
+    "nb_samples": "limit=…",
+    "error_handling": "raise_errors=True, or the errors of the experiment that is returned",
+    "dry_run": "limit=3, or `spanwise eval FILE.py --dry-run`",
+    "client": "store=…",
+    **dict.fromkeys(("setup", "teardown", "around", "lifecycle", "before_each", "after_each"), "fixture=…"),
+}
+
+
+def make_settings(options: Mapping[str, Any], caller: str) -> ExperimentSettings:
+    """Return the settings made of keyword options. Raises `TypeError` for an unknown option."""
+    for name in options:
+        if name not in OPTION_NAMES:
+            raise make_unknown_option_error(f"{caller}()", name, OPTION_NAMES, _FOREIGN_NAMES)
+    return ExperimentSettings(**options)
+
+
+def accept_options(function: F) -> F:
+    """Show every option with its default in the function's signature, for `help`, `inspect.signature` and notebooks.
+
+    If a call uses option names of another product, the error gives the names in Spanwise, even if required arguments
+    are missing.
+    """
+    called: Any
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def called(*args: Any, **options: Any) -> Any:
+            _check_foreign_names(options, function.__name__, args)
+            return await function(*args, **options)
+    else:
+
+        @wraps(function)
+        def called(*args: Any, **options: Any) -> Any:
+            _check_foreign_names(options, function.__name__, args)
+            return function(*args, **options)
+
+    signature = inspect.signature(function)
+    own_parameters = [
+        parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    options = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(ExperimentSettings)
+    ]
+    called.__signature__ = signature.replace(parameters=[*own_parameters, *options])
+    return cast(F, called)
+
+
+def _check_foreign_names(options: Mapping[str, Any], caller: str, args: Sequence[Any]) -> None:
+    """Raise `TypeError` that lists all options with names of other products.
+
+    It is called before Python itself complains about the first missing argument.
+    """
+    foreign = [name for name in options if name in _FOREIGN_NAMES and name not in _ACCEPTED_NAMES]
+    target_first = bool(args) and callable(args[0])  # the task comes first, as in LangSmith's evaluate(target, data=…)
+    if len(foreign) == 1 and not target_first:
+        raise make_unknown_option_error(f"{caller}()", foreign[0], (*POSITIONAL_NAMES, *OPTION_NAMES), _FOREIGN_NAMES)
+    if foreign:
+        renamed = ", ".join(f"{name!r} (here it is {_FOREIGN_NAMES[name]})" for name in foreign)
+        first = "; the dataset is the first argument, and the task the second" if target_first else ""
+        plural = "s" if len(foreign) > 1 else ""
+        known = ", ".join((*POSITIONAL_NAMES, *OPTION_NAMES))
+        raise TypeError(f"{caller}() has no option{plural} {renamed}{first}; it takes {known}")
+
+
+# Plan of an experiment: its planned and finished runs, and the conditions that stop it early.
 
 MAX_REMARKS = 20
 _USD_TOLERANCE = 1e-9  # rounding error of sums of costs
@@ -199,3 +431,146 @@ def _compute_failure_limit(settings: ExperimentSettings, total: int | None) -> t
             f"{option} is a share of the runs, but their number is not known in advance: pass a number of runs, such as 5"
         )
     return max(1, math.ceil(limit * total)), option
+
+
+# Evaluators per example: which evaluators score an example, and how many examples each of them scores.
+
+
+class ExampleEvaluators:
+    """Evaluators of an experiment, and the choice of those that score an example.
+
+    An example that names evaluators is scored by these. An example that names none is scored by all evaluators of the
+    call. `all` holds the evaluators of the call, and those that `add` has created for names in the examples.
+    """
+
+    def __init__(self, evaluators: Sequence[Evaluator], set_evaluators: Sequence[Evaluator] = ()) -> None:
+        self.all = tuple(evaluators)
+        self._of_call = tuple(evaluators)
+        self._set_evaluators = tuple(set_evaluators)
+        self._selections: dict[tuple[str, ...], tuple[Evaluator, ...]] = {}
+        self._counts: Counter[tuple[str, ...]] = Counter()  # number of examples by the names that they have
+
+    def add(self, examples: Iterable[Example]) -> None:
+        """Count the examples, and create from the registry the evaluators that only they name.
+
+        Raises `ValueError`, which names the example, for a name that is neither a key of the call nor a usable id.
+        """
+        for example in examples:
+            if example.evaluators not in self._selections:
+                self._add_names(example)
+            self._counts[example.evaluators] += 1
+        self._selections.clear()
+        for names in filter(None, self._counts):
+            self.select(Example(inputs=None, evaluators=names))
+        check_keys((*self.all, *self._set_evaluators))
+
+    def select(self, example: Example) -> tuple[Evaluator, ...] | None:
+        """Return the evaluators that score an example; None for all.
+
+        Raises `ValueError`, which names the example, for an unknown name.
+        """
+        names = example.evaluators
+        if not names:
+            return None if len(self.all) == len(self._of_call) else self._of_call
+        selected = self._selections.get(names)
+        if selected is None:
+            found = [each for name in names for each in self._find(name, example)]
+            selected = self._selections[names] = self._in_order(found)
+        return selected
+
+    def _in_order(self, found: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
+        """Return evaluators in the order of the call, with the parts of composites among them."""
+        keys, waiting = set[str](), list(found)
+        while waiting:
+            evaluator = waiting.pop()
+            if evaluator.key not in keys:
+                keys.add(evaluator.key)
+                waiting += [each for part in get_parts(evaluator) for each in find_by_name(self.all, part)]
+        return tuple(each for each in self.all if each.key in keys)
+
+    def select_known(self, example: Example, *, count: bool) -> tuple[Evaluator, ...]:
+        """Return the evaluators that score an example, without an error for names of other evaluators.
+
+        Those have scored the example in an earlier call. With `count`, count the example.
+        """
+        self._counts[example.evaluators] += count
+        selected = self._selections.get(example.evaluators)
+        if selected is None:
+            found = [each for name in example.evaluators for each in find_by_name(self.all, name)]
+            selected = self._in_order(found) if example.evaluators else self.all
+            self._selections[example.evaluators] = selected
+        return selected
+
+    def name_all(self, case: Example | Trace) -> Example | Trace:
+        """Return an example with the keys of all evaluators that score it; a trace unchanged."""
+        if isinstance(case, Trace) or (selected := self.select(case)) is None:
+            return case
+        return replace(case, evaluators=tuple(each.key for each in selected))
+
+    def assign(self, items: Iterable[PlannedRun], *, counting: bool) -> Iterator[PlannedRun]:
+        """Yield planned runs with the evaluators of their examples. With `counting`, count the examples, too."""
+        for item in items:
+            names = item.example.evaluators
+            if counting and item.repetition == 0:
+                self._counts[names] += 1
+            selected = self.select(item.example)
+            yield item if selected is None else replace(item, evaluators=selected)
+
+    def describe(self, recorded: Sequence[Mapping[str, JSON]]) -> tuple[Mapping[str, JSON], ...]:
+        """Return the recorded evaluators. Those that score only some examples have the numbers of these examples and of
+        all, as `examples`.
+        """
+        if not any(self._counts) and len(self.all) == len(self._of_call):
+            return tuple(recorded)
+        total, counted = self._counts.total(), Counter[str]()
+        for names, count in self._counts.items():
+            selected = self._selections.get(names, ()) if names else self._of_call
+            counted.update({evaluator.key: count for evaluator in selected})
+        keys = {evaluator.key for evaluator in self.all}
+        return tuple(
+            {**record, "examples": [counted[record["key"]], total]}
+            if record["key"] in keys and counted[record["key"]] < total
+            else record
+            for record in recorded
+        )
+
+    def _add_names(self, example: Example) -> None:
+        for name in example.evaluators:
+            if not find_by_name(self.all, name):
+                self._check_not_set_level(name, example)
+                try:
+                    created = get_evaluator(name)
+                    if created.asking is not None and not created.summary:
+                        created.asking.ready()
+                except Exception as error:  # the constructor of an evaluator may raise anything
+                    raise ValueError(self._describe_unknown(name, example, str(error))) from error
+                if created.summary:
+                    raise ValueError(_describe_set_level(name, example))
+                self.all = (*self.all, created)
+        self._selections[example.evaluators] = ()
+
+    def _find(self, name: str, example: Example) -> Sequence[Evaluator]:
+        found = find_by_name(self.all, name)
+        if not found:
+            self._check_not_set_level(name, example)
+            raise ValueError(self._describe_unknown(name, example, "pass it in evaluators=[…]"))
+        return found
+
+    def _check_not_set_level(self, name: str, example: Example) -> None:
+        if any(name in (each.key, each.make.name, *each.make.keys) for each in self._set_evaluators):
+            raise ValueError(_describe_set_level(name, example))
+
+    def _describe_unknown(self, name: str, example: Example, reason: str) -> str:
+        keys = [key for each in self.all for key in (each.key, *each.make.keys)]
+        hint = "" if "did you mean" in reason else did_you_mean(name, [*keys, *list_evaluators()], 3)
+        return (
+            f"example {example.id} names the evaluator {name!r}, which is not among the evaluators of the call: "
+            f"{reason}{hint}"
+        )
+
+
+def _describe_set_level(name: str, example: Example) -> str:
+    return (
+        f"example {example.id} names the evaluator {name!r}, which scores all examples together: remove the name, and "
+        "pass the evaluator in evaluators=[…]"
+    )

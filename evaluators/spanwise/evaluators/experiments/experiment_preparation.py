@@ -21,8 +21,14 @@ from spanwise.collector.statistics import select_latest
 from spanwise.collector.store_connection import OnDemandStore
 from spanwise.collector.stores import Store
 from spanwise.evaluators.experiments.dataset_source import ExampleSource, make_source, plan_runs
-from spanwise.evaluators.experiments.example_evaluators import ExampleEvaluators
-from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, PlannedRun, StopConditions
+from spanwise.evaluators.experiments.experiment_plan import (
+    ExampleEvaluators,
+    ExperimentPlan,
+    ExperimentSettings,
+    PlannedRun,
+    StopConditions,
+)
+from spanwise.evaluators.experiments.experiment_progress import ExperimentTally
 from spanwise.evaluators.experiments.experiment_results import Experiment
 from spanwise.evaluators.experiments.experiment_resume import (
     StoredRuns,
@@ -32,11 +38,8 @@ from spanwise.evaluators.experiments.experiment_resume import (
     read_metrics,
     read_stored_runs,
 )
-from spanwise.evaluators.experiments.experiment_settings import ExperimentSettings
-from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.evaluators.experiments.result_writer import SpoolBatch, deliver_pending_spools
-from spanwise.evaluators.experiments.run_fixture import RunFixture, make_fixture
-from spanwise.evaluators.experiments.task_call import TaskFunction
+from spanwise.evaluators.experiments.task_call import RunFixture, TaskFunction, make_fixture
 from spanwise.evaluators.interface import (
     Evaluator,
     check_keys,

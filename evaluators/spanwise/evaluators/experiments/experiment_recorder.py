@@ -15,14 +15,13 @@ from spanwise.collector.records import Experiment as Record
 from spanwise.collector.statistics import select_latest
 from spanwise.collector.stores import Store
 from spanwise.evaluators.experiments.dataset_source import attach_example
-from spanwise.evaluators.experiments.experiment_liveness import Heartbeat
 from spanwise.evaluators.experiments.experiment_preparation import collect_environment, describe_evaluators, make_setup
+from spanwise.evaluators.experiments.experiment_progress import ExperimentTally, Heartbeat, compute_wall_ns
 from spanwise.evaluators.experiments.experiment_results import (
     Experiment,
     run_set_evaluators,
     save_requested_results,
 )
-from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, compute_wall_ns
 from spanwise.evaluators.experiments.task_run import promote_task_span, read_task_feedback
 from spanwise.evaluators.interface import (
     Evaluator,

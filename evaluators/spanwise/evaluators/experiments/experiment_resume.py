@@ -16,7 +16,7 @@ from spanwise.collector.statistics import get_feedback_slot
 from spanwise.collector.stores import Store
 from spanwise.evaluators.datasets import diff, stored_examples
 from spanwise.evaluators.experiments.dataset_source import ExampleSource
-from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
+from spanwise.evaluators.experiments.experiment_progress import ExperimentTally
 from spanwise.evaluators.interface import Evaluator, Metric, to_stored_value
 from spanwise.evaluators.scoring import get_parts
 

@@ -30,12 +30,12 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from spanwise.collector.errors import Refused, Unavailable
-from spanwise.collector.former_names import FORMER, PRESENT, present_feedback, present_run
+from spanwise.collector.record_corrections import FORMER, PRESENT, present_feedback, present_run
 from spanwise.collector.records import Example, Feedback, Run, Trace
 from spanwise.collector.stores import Store, TraceStore
 from spanwise.evaluators.experiments.experiment_plan import FinishedRun
 from spanwise.evaluators.interface import JudgementBuffer, print_message
-from spanwise.tracer.backoff import compute_backoff
+from spanwise.tracer.http_connections import compute_backoff
 from spanwise.tracer.process_runtime import get_runtime as tracing
 
 BATCH_SIZE = 500  # runs per batch

@@ -20,18 +20,16 @@ from spanwise.collector.records import JSON, Feedback, Link, Run, Target, Trace
 from spanwise.evaluators.datasets import view_outputs
 from spanwise.evaluators.experiments.dataset_source import add_root_attributes, attach_example, make_example_attributes
 from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, FinishedRun, PlannedRun, StopConditions
-from spanwise.evaluators.experiments.run_fixture import (
+from spanwise.evaluators.experiments.task_call import (
     ContextOnThread,
     RunFixture,
-    describe_teardown_error,
-    enter_on_loop,
-    leave_on_loop,
-)
-from spanwise.evaluators.experiments.task_call import (
     TaskFunction,
     await_with_timeout,
     compute_remaining,
+    describe_teardown_error,
+    enter_on_loop,
     join_chunks,
+    leave_on_loop,
     run_with_timeout,
 )
 from spanwise.evaluators.interface import (

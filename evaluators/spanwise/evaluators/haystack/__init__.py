@@ -16,10 +16,10 @@ allowed_modules=["spanwise.evaluators.haystack"])`.
 
 Modules, in the order in which data flows:
 
-- `pipeline_component`: Haystack pipeline components: registration, serialization of judges and types.
+- `llm_evaluators`: LLM evaluators: custom instructions, context relevance and faithfulness; serialization in
+  pipelines.
 - `ground_truth_evaluators`: Evaluators against ground truth: exact match, MAP, MRR, nDCG, recall, semantic
   similarity.
-- `llm_evaluators`: LLM evaluators: custom instructions, context relevance and faithfulness, row by row.
 """
 
 from spanwise.evaluators.haystack.ground_truth_evaluators import (

@@ -10,7 +10,7 @@ from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from spanwise.evaluators.builtin import retrieval
-from spanwise.evaluators.haystack.pipeline_component import component, component_dict, register_component
+from spanwise.evaluators.haystack.llm_evaluators import component, component_dict, register_component
 from spanwise.evaluators.interface import Skip, to_documents
 from spanwise.evaluators.models.cross_encoder import PairScorer
 from spanwise.evaluators.models.embedding_model import Embedder

@@ -1,4 +1,4 @@
-"""LLM evaluators: custom instructions, context relevance and faithfulness, row by row."""
+"""LLM evaluators: custom instructions, context relevance and faithfulness; serialization in pipelines."""
 
 from __future__ import annotations
 
@@ -11,15 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, get_origin
 
-from spanwise.evaluators.haystack.pipeline_component import (
-    component,
-    component_dict,
-    deserialize_judge,
-    register_component,
-    serialize_judge,
-    type_from_text,
-    type_to_text,
-)
 from spanwise.evaluators.interface import run_coroutine
 from spanwise.evaluators.judges.haystack_judges import (
     CONTEXT_RELEVANCE_TASK,
@@ -30,10 +21,94 @@ from spanwise.evaluators.judges.haystack_judges import (
     read_relevance,
 )
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, NoJudge, ParseFailure
-from spanwise.evaluators.judges.llm_client.judge_call import make_judge
-from spanwise.evaluators.judges.prompt_templates import Prompt
-from spanwise.evaluators.judges.prompt_values import render_value
+from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
+from spanwise.evaluators.judges.prompt_templates import Prompt, render_value
 from spanwise.evaluators.models.model_resolution import first_variable
+
+# Haystack pipeline components: registration, serialization of judges and types.
+
+component: Any = None
+try:
+    from haystack import component
+except ImportError:  # Haystack is optional: the classes also work without its pipelines
+    pass
+
+C = TypeVar("C", bound=type)
+# module name in stored pipelines, independent of the module that defines a class
+PACKAGE_NAME = __name__.rpartition(".")[0]
+
+
+def register_component(**outputs: Any) -> Callable[[C], C]:
+    """Return a decorator that makes a class a Haystack component with these outputs of `run`. Without Haystack it only
+    sets the module.
+    """
+
+    def decorate(cls: C) -> C:
+        cls.__module__ = PACKAGE_NAME
+        if component is None:
+            return cls
+        for name in ("run", "run_async"):
+            if name in cls.__dict__:
+                component.output_types(**outputs)(cls.__dict__[name])
+        registered: C = component(cls)
+        return registered
+
+    return decorate
+
+
+def component_dict(evaluator: object, **parameters: Any) -> dict[str, Any]:
+    """Return the result of `to_dict`: the type, and the parameters of its `__init__`."""
+    return {"type": f"{PACKAGE_NAME}.{type(evaluator).__qualname__}", "init_parameters": parameters}
+
+
+_TYPES_BY_NAME = {
+    str(kind): kind for kind in (list[str], list[list[str]], list[int], list[float], list[bool], list[Any])
+}
+
+
+def serialize_judge(judge: Any) -> Any:
+    """Return a judge as plain values, without its key. Raises `ValueError` for a function or a script, which cannot be
+    serialized.
+    """
+    if judge is None or isinstance(judge, str):
+        return judge
+    if hasattr(judge, "to_dict") and not isinstance(judge, Judge):
+        from haystack.core.serialization import component_to_dict
+
+        return component_to_dict(obj=judge, name="chat_generator")
+    return make_judge(judge).to_dict()
+
+
+def deserialize_judge(judge: Any) -> Any:
+    """Restore a judge from the result of `serialize_judge`."""
+    if not isinstance(judge, Mapping) or "type" not in judge:
+        return judge
+    from haystack.utils import deserialize_chatgenerator_inplace
+
+    holder = {"chat_generator": dict(judge)}
+    deserialize_chatgenerator_inplace(holder, key="chat_generator")
+    return holder["chat_generator"]
+
+
+def type_to_text(kind: Any) -> str:
+    """Return a type as text in Haystack's notation."""
+    if component is None:
+        return str(kind)
+    from haystack.utils import serialize_type
+
+    return serialize_type(kind)
+
+
+def type_from_text(name: str) -> Any:
+    """Return the type with that name. Without Haystack, an unknown name gives `list[Any]`."""
+    if component is None:
+        return _TYPES_BY_NAME.get(name, list[Any])
+    from haystack.utils import deserialize_type
+
+    return deserialize_type(name)
+
+
+# LLM evaluators: custom instructions, context relevance and faithfulness, row by row.
 
 Examples = list[dict[str, Any]]
 RowResult = tuple[dict[str, Any] | None, list[dict[str, Any]]]  # the result of one row, and the usage of its replies

@@ -6,32 +6,52 @@ Modules, in the order in which data flows:
   metric keys.
 - `evaluator_registry`: Registry of evaluators by id: built-in modules, plugins, library metrics, and their serialized
   form.
-- `evaluator_spec`: Declared facts of an evaluator: metrics with thresholds, required and optional arguments, sources
-  and compliance standards.
-- `document_metrics`: Metrics of H2O Eval Studio's documentation: display names, ranges and default thresholds, by metric
-  key.
-- `argument_binding`: Argument binding: which fields of a case a callable receives, and type checks of parameters.
-- `native_outputs`: Native outputs: the objects that a task returned, for evaluators that ask for them by annotation.
-- `case_views`: Copy-on-access views of cases, traces and runs, so that evaluators cannot change shared data.
-- `value_conversion`: Conversion of values to the form that evaluators see: plain JSON, documents, chat messages,
-  infinite numbers.
-- `tool_calls`: Tool calls of a trace, read from tool spans and from the messages of model runs.
-- `evaluator_execution`: Evaluator: execution on a case, a batch or a set, with timeout, retries and bisection of
-  failed batches.
+- `evaluator_spec`: Declared facts of an evaluator: metrics with thresholds, arguments, sources, compliance standards.
+- `argument_binding`: Argument binding: which fields of a case a callable receives, type checks, and native outputs of
+  a task.
+- `case_views`: Copy-on-access views of cases, traces and runs, and the tool calls of a trace.
+- `outcomes`: Outcomes of an evaluator as feedback: a score, a skip or an error; conversion of values to JSON.
+- `evaluator_execution`: Evaluator: execution on a case, a batch or a set, with timeout, retries, context of
+  judgements.
 - `sync_bridge`: Bridge between synchronous and asynchronous code: threads, event loops, Ctrl-C and captured results.
-- `retry_policy`: Retry policy: which errors are transient, and how long to wait before the next attempt.
-- `judge_context`: Context of a judgement: target, evaluator, repetition, and the buffer for the judge's traces.
-- `outcomes`: Outcomes of an evaluator as feedback: return values in all accepted forms become a score, a skip or an
-  error.
 - `fingerprint`: Fingerprints of code: digests of the code that a function reaches, and evaluator versions derived from
   them.
 - `progress_display`: Progress display: bar of an experiment in terminal and notebook, status of slow steps, and
   messages on stderr.
-- `store_location`: Store arguments: an open store, or the path or URL of one.
+- `adapters`: Adapters for metric objects of autoevals, deepeval, pydantic-evals and ragas.
 """
 
-from spanwise.evaluators.interface.argument_binding import CASE_SCORES, SYNONYMS, Binding, BindingError, get_case_field
-from spanwise.evaluators.interface.evaluator_execution import Batch, Evaluator, JudgeBackedFunction
+from spanwise.collector.store_connection import StoreLocation, open_store_location, resolve_store
+from spanwise.evaluators.interface.argument_binding import (
+    CASE_SCORES,
+    FIELDS,
+    MAX_CASE_SCORES,
+    SYNONYMS,
+    Binding,
+    BindingError,
+    bind,
+    check_parameter_types,
+    get_case_field,
+    is_of_type,
+    read_call_fields,
+)
+from spanwise.evaluators.interface.evaluator_execution import (
+    Batch,
+    DiscardedJudgements,
+    Evaluator,
+    JudgeBackedFunction,
+    JudgementBuffer,
+    RetryOn,
+    compile_retry_on,
+    compute_retry_delay,
+    get_http_status,
+    get_judge_context,
+    get_response_headers,
+    get_retry_after,
+    is_transient,
+    make_untraced_target,
+    use_judge_context,
+)
 from spanwise.evaluators.interface.evaluator_factory import (
     PARAMETERS_KEY,
     EvaluatorOptions,
@@ -65,19 +85,18 @@ from spanwise.evaluators.interface.fingerprint import (
     digest_source,
     list_untracked_state,
 )
-from spanwise.evaluators.interface.judge_context import (
-    DiscardedJudgements,
-    JudgementBuffer,
-    get_judge_context,
-    make_untraced_target,
-    use_judge_context,
-)
 from spanwise.evaluators.interface.outcomes import (
     FeedbackFactory,
     InvalidResult,
     Skip,
     Unjudged,
+    encode_infinities,
     explain_missing_fields,
+    to_documents,
+    to_messages,
+    to_plain,
+    to_stored_value,
+    unwrap_single_value,
 )
 from spanwise.evaluators.interface.progress_display import (
     ProgressBar,
@@ -88,16 +107,6 @@ from spanwise.evaluators.interface.progress_display import (
     stderr_console,
     track_progress,
 )
-from spanwise.evaluators.interface.retry_policy import (
-    RetryOn,
-    compile_retry_on,
-    compute_retry_delay,
-    get_http_status,
-    get_response_headers,
-    get_retry_after,
-    is_transient,
-)
-from spanwise.evaluators.interface.store_location import StoreLocation, open_store_location, resolve_store
 from spanwise.evaluators.interface.sync_bridge import (
     AwaitFunction,
     CallResult,
@@ -109,18 +118,12 @@ from spanwise.evaluators.interface.sync_bridge import (
     run_coroutine,
     run_in_thread,
 )
-from spanwise.evaluators.interface.value_conversion import (
-    encode_infinities,
-    to_documents,
-    to_messages,
-    to_plain,
-    to_stored_value,
-    unwrap_single_value,
-)
 
 __all__ = [
     "CASE_SCORES",
     "DATABRICKS_COLUMNS",
+    "FIELDS",
+    "MAX_CASE_SCORES",
     "PARAMETERS_KEY",
     "STANDARDS",
     "SYNONYMS",
@@ -145,9 +148,11 @@ __all__ = [
     "StoreLocation",
     "Unjudged",
     "as_evaluator",
+    "bind",
     "capture_awaitable",
     "capture_call",
     "check_keys",
+    "check_parameter_types",
     "claim_keys",
     "compile_retry_on",
     "compute_fingerprint",
@@ -172,6 +177,7 @@ __all__ = [
     "get_retry_after",
     "get_spec",
     "is_interruption",
+    "is_of_type",
     "is_task_cancelled",
     "is_transient",
     "list_declared_keys",
@@ -184,6 +190,7 @@ __all__ = [
     "make_untraced_target",
     "open_store_location",
     "print_message",
+    "read_call_fields",
     "read_definition",
     "redirect_status",
     "register_builtin",
@@ -203,8 +210,9 @@ __all__ = [
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
+    "adapters",
+    "case_views",
     "evaluator_registry",
     "evaluator_spec",
     "progress_display",
-    "tool_calls",
 ]

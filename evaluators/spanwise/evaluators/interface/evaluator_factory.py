@@ -11,12 +11,10 @@ from typing import Any, TypedDict, TypeGuard, Unpack, overload
 from spanwise.collector.records import Feedback, Source, Target
 from spanwise.collector.statistics import TASK_OK
 from spanwise.evaluators.interface.argument_binding import bind, is_set_level
-from spanwise.evaluators.interface.evaluator_execution import Evaluator
+from spanwise.evaluators.interface.evaluator_execution import Evaluator, RetryOn, compile_retry_on
 from spanwise.evaluators.interface.evaluator_spec import EvaluatorSpec, Metric
 from spanwise.evaluators.interface.fingerprint import compute_version, is_secret
-from spanwise.evaluators.interface.outcomes import FeedbackFactory, InvalidResult
-from spanwise.evaluators.interface.retry_policy import RetryOn, compile_retry_on
-from spanwise.evaluators.interface.value_conversion import to_plain
+from spanwise.evaluators.interface.outcomes import FeedbackFactory, InvalidResult, to_plain
 from spanwise.tracer.suggestions import did_you_mean
 
 

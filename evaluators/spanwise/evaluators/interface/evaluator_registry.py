@@ -23,12 +23,11 @@ from spanwise.evaluators.interface.adapters import (
     adapt_ragas_metric,
 )
 from spanwise.evaluators.interface.argument_binding import read_call_fields
-from spanwise.evaluators.interface.document_metrics import DOCUMENT_METRICS
 from spanwise.evaluators.interface.evaluator_execution import Evaluator
 from spanwise.evaluators.interface.evaluator_factory import make_evaluator
-from spanwise.evaluators.interface.evaluator_spec import FIRST_VERSION, EvaluatorSpec, Metric
+from spanwise.evaluators.interface.evaluator_spec import DOCUMENT_METRICS, FIRST_VERSION, EvaluatorSpec, Metric
 from spanwise.evaluators.interface.fingerprint import compute_version, to_stable_text
-from spanwise.evaluators.interface.value_conversion import decode_infinity
+from spanwise.evaluators.interface.outcomes import decode_infinity
 from spanwise.tracer.suggestions import did_you_mean
 
 if TYPE_CHECKING:

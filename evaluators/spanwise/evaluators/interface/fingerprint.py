@@ -24,7 +24,7 @@ from types import CodeType, FunctionType, MemberDescriptorType, MethodType, Modu
 from typing import Any
 from uuid import UUID
 
-from spanwise.collector.former_names import former_identifiers, former_source
+from spanwise.collector.record_corrections import former_identifiers, former_source
 
 MAX_ENTRIES = 2_000  # maximum number of functions and constants
 MAX_DEPTH = 4  # maximum nesting of containers

@@ -2,15 +2,12 @@
 
 Modules, in the order in which data flows:
 
-- `json_stream`: Streaming reader of large JSON and JSON Lines files, in bounded memory.
-- `experiment_import`: Import of datasets and finished experiments in batches, with a report of what was left out.
+- `experiment_import`: Import of datasets and finished experiments in batches, from large files in bounded memory.
 - `grader_templates`: Template strings of OpenAI's graders, and the formulas of multi graders.
-- `text_similarity`: Similarity metrics of OpenAI's text_similarity graders.
-- `openai_graders`: Graders of OpenAI Evals as evaluators.
+- `openai_graders`: Graders of OpenAI Evals as evaluators, their similarity metrics included.
 - `openai_evals`: Import of OpenAI Evals from exported files or from the API: dataset, graders and past runs.
 - `eval_file_writer`: Evaluation files generated from imported evals.
-- `inspect_archive`: Reader of Inspect's log files, in the formats `.eval` (a ZIP archive) and JSON.
-- `inspect_import`: Import of Inspect logs: dataset, experiment, scores, errors and token usage.
+- `inspect_import`: Import of Inspect logs (`.eval` and JSON): dataset, experiment, scores, errors and token usage.
 - `inspect_export`: Export of an experiment to an Inspect log.
 """
 

@@ -21,7 +21,7 @@ from spanwise.collector.records import JSON, Feedback, Run
 from spanwise.collector.records import Experiment as Record
 from spanwise.evaluators.experiments import Experiment, Row
 from spanwise.evaluators.interface import StoreLocation
-from spanwise.evaluators.interop.inspect_archive import HEADER, SAMPLES, START
+from spanwise.evaluators.interop.inspect_import import HEADER, SAMPLES, START
 
 LOG_VERSION = 2
 _ROLES = ("system", "user", "assistant")

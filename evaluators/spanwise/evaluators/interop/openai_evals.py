@@ -23,14 +23,15 @@ from spanwise.collector.records import JSON, Example, Experiment, Feedback, Run,
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Evaluator, Metric, Skip, StoreLocation, open_store_location
 from spanwise.evaluators.interop.experiment_import import (
+    LINE_FORMATS,
     ExperimentImport,
     ImportReport,
     derive_id,
     describe_key,
+    iterate_file,
     save_dataset,
 )
 from spanwise.evaluators.interop.grader_templates import list_variables, make_sample, split_path
-from spanwise.evaluators.interop.json_stream import LINE_FORMATS, iterate_file
 from spanwise.evaluators.interop.openai_graders import (
     MODEL_TYPES,
     UnconfirmedCode,

@@ -1,4 +1,4 @@
-"""Graders of OpenAI Evals as evaluators.
+"""Graders of OpenAI Evals as evaluators, their similarity metrics included.
 
 `string_check`, `text_similarity` and `multi` graders compute scores here. `label_model` and `score_model` graders ask a
 judge with the grader's own messages. A `python` grader has source code from someone else. It is neither compiled nor
@@ -14,10 +14,13 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from spanwise.collector.records import JSON, Case, canonical_json
-from spanwise.evaluators.interface import Evaluator, Metric, Unjudged, make_evaluator
+from spanwise.evaluators.builtin.case_text import get_tokenizer
+from spanwise.evaluators.builtin.text import bleu, fuzzy, rouge
+from spanwise.evaluators.interface import Evaluator, Metric, Skip, Unjudged, make_evaluator
 from spanwise.evaluators.interop.grader_templates import (
     Formula,
     Namespace,
@@ -26,9 +29,65 @@ from spanwise.evaluators.interop.grader_templates import (
     render_template,
     split_path,
 )
-from spanwise.evaluators.interop.text_similarity import COSINE, METRICS, make_cosine
 from spanwise.evaluators.judges import Judge, Prompt, make_judge
-from spanwise.evaluators.judges.judgement import Judgement
+from spanwise.evaluators.judges.judge_evaluator import Judgement
+from spanwise.evaluators.models import Embedder, embedder
+
+# Similarity metrics of OpenAI's text_similarity graders.
+#
+# OpenAI names the metrics but not their parameters. The definitions here are those of the libraries that its guide
+# names or implies: rapidfuzz's ratio, NLTK's sentence BLEU and GLEU and METEOR, F1 of rouge-score. The import reports
+# scores of past runs that differ.
+
+COSINE = "cosine"
+COSINE_MODEL = "text-embedding-3-large"
+COSINE_URL = "https://api.openai.com/v1"
+
+
+def compute_gleu(text: str, reference: str) -> float:
+    """Return Google's BLEU, as NLTK computes it, of NLTK's Treebank words."""
+    from nltk.translate.gleu_score import sentence_gleu
+
+    tokens_of = get_tokenizer("nltk")
+    return float(sentence_gleu([tokens_of(reference)], tokens_of(text)))
+
+
+def compute_meteor(text: str, reference: str) -> float:
+    """Return METEOR, as NLTK computes it. Raises `Skip` without WordNet, whose synonyms it needs."""
+    from nltk.translate.meteor_score import single_meteor_score
+
+    tokens_of = get_tokenizer("nltk")
+    try:
+        return float(single_meteor_score(tokens_of(reference), tokens_of(text)))
+    except LookupError:
+        raise Skip("METEOR needs WordNet: python -m nltk.downloader wordnet") from None
+
+
+METRICS: Mapping[str, Callable[[str, str], float]] = {
+    "fuzzy_match": fuzzy,
+    "bleu": bleu,
+    "gleu": compute_gleu,
+    "meteor": compute_meteor,
+    **{f"rouge_{order}": partial(rouge, kind=str(order)) for order in range(1, 6)},
+    "rouge_l": partial(rouge, kind="L"),
+}
+
+
+def make_cosine(given: Any) -> Callable[[str, str], float]:
+    """Return the cosine similarity by an embedder. None is OpenAI's model, at its endpoint."""
+    model: Embedder = embedder(given) if given is not None else embedder(COSINE_MODEL, base_url=COSINE_URL)
+
+    def compute_cosine(text: str, reference: str) -> float:
+        import numpy
+
+        left, right = (numpy.asarray(vector, dtype=float) for vector in model.embed([text, reference]))
+        norm = float(numpy.linalg.norm(left) * numpy.linalg.norm(right))
+        return float(left @ right) / norm if norm else 0.0
+
+    return compute_cosine
+
+
+# Graders of OpenAI Evals as evaluators.
 
 MODEL_TYPES = ("label_model", "score_model")
 CODE_TYPES = ("string_check", "text_similarity", "python")

@@ -2,19 +2,12 @@
 
 Modules, in the order in which data flows:
 
-- `judge_evaluator`: Base class and registration of evaluators that call a judge: prompt overrides, judge, values
-  and version.
-- `judgement`: Judgement of one case: its questions, their cost, its own trace, and the resulting feedback
-  row.
-- `prompt_templates`: Prompt templates: placeholders, overrides, few-shot turns, and splitting of long
-  values.
-- `prompt_values`: Case values as prompt text: conversations, documents, run trees and JSON.
-- `untrusted_data`: Untrusted data in prompts: delimiters against prompt injection, neutralized tokens,
-  truncation.
+- `judge_evaluator`: Judgement of one case, and the base class and registration of evaluators that call a judge.
+- `prompt_templates`: Prompts: templates and overrides, case values as text, delimiters against prompt injection.
 - `ratings`: Ratings: scales, yes/no questions, ratings per chunk, and G-Eval weighting by token
   probabilities.
-- `user_defined_judge`: User-defined judges: `judge(name, prompt, scale)`, with few-shot examples.
-- `judge_panel`: Judge panels: scores of several judges or samples, their agreement and the combined result.
+- `user_defined_judge`: User-defined judges: `judge(name, prompt, scale)` with few-shot examples, and panels of
+  judges.
 - `rag_metrics`: Components of the RAGAS metrics: statements and verdicts, scores, their base class, similarity by
   embeddings.
 - `ragas`: RAGAS evaluators: faithfulness, answer correctness and relevancy, context precision and recall.
@@ -30,8 +23,7 @@ Modules, in the order in which data flows:
   context.
 """
 
-from spanwise.evaluators.judges.judge_panel import panel
-from spanwise.evaluators.judges.judgement import Judgement
+from spanwise.evaluators.judges.judge_evaluator import Judgement
 from spanwise.evaluators.judges.llm_client.chat_completions import (
     Answer,
     Ask,
@@ -43,11 +35,11 @@ from spanwise.evaluators.judges.llm_client.chat_completions import (
     ParseFailure,
     Token,
 )
-from spanwise.evaluators.judges.llm_client.judge_budget import UNKNOWN_MODEL, Amount, AskedModel, Ledger, use_ledger
 from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
+from spanwise.evaluators.judges.llm_client.judge_settings import UNKNOWN_MODEL, Amount, AskedModel, Ledger, use_ledger
 from spanwise.evaluators.judges.llm_client.scripted_judge import scripted
 from spanwise.evaluators.judges.prompt_templates import Prompt, prompt
-from spanwise.evaluators.judges.user_defined_judge import judge
+from spanwise.evaluators.judges.user_defined_judge import judge, panel
 
 __all__ = [
     "UNKNOWN_MODEL",
@@ -77,8 +69,7 @@ __all__ = [
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "haystack_judges",
-    "judgement",
+    "judge_evaluator",
     "prompt_templates",
-    "prompt_values",
     "ratings",
 ]

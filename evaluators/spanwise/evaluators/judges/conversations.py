@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from spanwise.collector.records import Case, Trace
 from spanwise.evaluators.interface import Metric, Skip
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
-from spanwise.evaluators.judges.prompt_values import format_messages, read_full_conversation, render_value
+from spanwise.evaluators.judges.prompt_templates import format_messages, read_full_conversation, render_value
 from spanwise.evaluators.judges.ratings import ask_yes_no
 
 _DEFINITION_SOURCE = "a judgement in our words; agents and sessions are in none of the documents"

@@ -16,8 +16,7 @@ from spanwise.collector.records import Case
 from spanwise.evaluators.interface import DATABRICKS_COLUMNS, Metric, Skip, explain_missing_fields, get_case_field
 from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SAFE, SOUNDNESS, TRANSPARENT, VALID
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
-from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Prompt
-from spanwise.evaluators.judges.prompt_values import render_value, render_values
+from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Prompt, render_value, render_values
 from spanwise.evaluators.judges.ratings import (
     CHUNK_PLACEHOLDERS,
     ask_yes_no,

@@ -14,8 +14,13 @@ from spanwise.evaluators.builtin.case_text import extract_text
 from spanwise.evaluators.builtin.language_detection import Detector, LanguageComparison
 from spanwise.evaluators.interface import Metric, Skip, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import FAIR, OUTCOMES, PRIVACY, SAFE, VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge, use_arguments
-from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.judge_evaluator import (
+    JudgeEvaluator,
+    Judgement,
+    gather_or_cancel,
+    register_judge,
+    use_arguments,
+)
 from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure, make_object_schema
 from spanwise.evaluators.judges.llm_client.judge_call import make_judge
 from spanwise.evaluators.judges.prompt_templates import MAX_CHARACTERS, Prompt

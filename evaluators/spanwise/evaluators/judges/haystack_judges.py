@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from spanwise.collector.records import JSON, Case
 from spanwise.evaluators.interface.evaluator_spec import SOUNDNESS, TRANSPARENT, VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
-from spanwise.evaluators.judges.judgement import Judgement
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, Judgement, register_judge
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, make_object_schema
 from spanwise.evaluators.judges.ratings import check_chunks
 

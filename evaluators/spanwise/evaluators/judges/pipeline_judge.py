@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 
 from spanwise.collector.records import JSON, Case
 from spanwise.evaluators.interface import Metric, Skip, Unjudged
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, register_judge
-from spanwise.evaluators.judges.judgement import Judgement
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, Judgement, register_judge
 from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure, make_object_schema
-from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS
-from spanwise.evaluators.judges.prompt_values import render_value, render_values
+from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, render_value, render_values
 from spanwise.evaluators.judges.ratings import make_scale
 
 FIELD_BY_NODE: Mapping[str, str] = {"question": "inputs", "search": "documents", "answer": "outputs"}

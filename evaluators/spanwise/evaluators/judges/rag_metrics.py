@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from spanwise.collector.records import JSON, Case, Document
-from spanwise.evaluators.builtin.case_text import extract_question, extract_text
-from spanwise.evaluators.builtin.text_segmentation import split_sentences
+from spanwise.evaluators.builtin.case_text import extract_question, extract_text, split_sentences
 from spanwise.evaluators.interface import Skip, get_case_field, run_in_thread
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
-from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, make_object_schema
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Prompt
-from spanwise.evaluators.judges.prompt_values import render_value as as_text
+from spanwise.evaluators.judges.prompt_templates import render_value as as_text
 from spanwise.evaluators.models import Embedder, embedder
 
 MAX_SHOWN = 3  # maximum failures in a comment; the metadata have all

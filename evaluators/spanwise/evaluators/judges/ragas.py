@@ -12,8 +12,7 @@ from spanwise.collector.records import Case, Document
 from spanwise.evaluators.interface import Metric
 from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 from spanwise.evaluators.judges import rag_metrics
-from spanwise.evaluators.judges.judge_evaluator import register_judge
-from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.judge_evaluator import Judgement, gather_or_cancel, register_judge
 from spanwise.evaluators.judges.rag_metrics import (
     ComponentResult,
     EmbedFunction,

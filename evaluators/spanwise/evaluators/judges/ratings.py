@@ -12,11 +12,10 @@ from typing import Any, TypeAlias
 
 from spanwise.collector.records import JSON, Case, Document
 from spanwise.evaluators.interface import Metric, Skip, Unjudged
-from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.judge_evaluator import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, Token, make_object_schema
 from spanwise.evaluators.judges.llm_client.judge_call import Judge
-from spanwise.evaluators.judges.prompt_templates import Prompt
-from spanwise.evaluators.judges.prompt_values import render_values
+from spanwise.evaluators.judges.prompt_templates import Prompt, render_values
 
 Label: TypeAlias = str | int
 ScaleInput: TypeAlias = Sequence[Label] | Mapping[Any, Any] | range

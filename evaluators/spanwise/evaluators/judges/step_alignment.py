@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from spanwise.collector.records import Case, Document
-from spanwise.evaluators.builtin.case_text import extract_text
-from spanwise.evaluators.builtin.text_segmentation import Splitter, extract_steps, split_text
+from spanwise.evaluators.builtin.case_text import Splitter, extract_steps, extract_text, split_text
 from spanwise.evaluators.interface import Metric, register_builtin, run_in_thread
 from spanwise.evaluators.interface.evaluator_spec import SOUNDNESS, TRANSPARENT, VALID
-from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
-from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator, Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import make_object_schema
 from spanwise.evaluators.judges.rag_metrics import read_text_list
 from spanwise.evaluators.models.batched_evaluator import EmbeddingEvaluator, EmbeddingSteps

@@ -5,13 +5,11 @@ Modules, in the order in which data flows:
 - `model_resolution`: Model resolution: presets, folders, GGUF files, hub cache, endpoint addresses and loading
   errors.
 - `disk_cache`: SQLite cache files in the user's cache directory, and the cache of embedding vectors.
-- `local_models`: Models in memory: one instance per process, encoders shared by objects with the same model, base class
-  of local models.
-- `inference_batching`: Inference batching: request coalescing, isolation of failing inputs, windows over long texts.
+- `inference_batching`: Inference batching, and models in memory: coalescing, windows over long texts, one instance
+  per process.
 - `embedding_model`: Embedding models: Embedder, sentence-transformers, OpenAI-compatible endpoints, user functions.
 - `onnx_embeddings`: Embeddings by ONNX Runtime: tokenization, batching, pooling and normalization without torch.
-- `classification_model`: Text classification models: probabilities by label, and normalization of label names.
-- `cross_encoder`: Cross-encoders: scores of text pairs, natural language inference, Vectara's HHEM.
+- `cross_encoder`: Cross-encoders and text classifiers: probabilities of labels, scores of pairs, inference, HHEM.
 - `causal_model`: Causal language models: log-probabilities of given tokens, in strided windows.
 - `batched_evaluator`: Base classes of evaluators that query a model for a batch of cases and isolate failing cases.
 - `similarity`: Similarity of texts: cosine of vectors, bi- and cross-encoder comparison, alignment of steps.
@@ -22,8 +20,7 @@ Modules, in the order in which data flows:
 """
 
 from spanwise.evaluators.models.causal_model import LikelihoodModel, likelihood_model
-from spanwise.evaluators.models.classification_model import TextClassifier, text_classifier
-from spanwise.evaluators.models.cross_encoder import Inference, PairScorer, pair_scorer
+from spanwise.evaluators.models.cross_encoder import Inference, PairScorer, TextClassifier, pair_scorer, text_classifier
 from spanwise.evaluators.models.embedding_model import Embedder, embedder
 from spanwise.evaluators.models.model_resolution import DEFAULT, PRESETS, NoModel, Preset
 
@@ -50,6 +47,7 @@ SHARED_MODULES = [
     "cross_encoder",
     "disk_cache",
     "embedding_model",
+    "inference_batching",
     "model_resolution",
     "similarity",
 ]

@@ -16,14 +16,17 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from spanwise.evaluators.interface.progress_display import track_progress
-from spanwise.evaluators.models.inference_batching import CoalescingEncoder, join_pair, run_each, split_pair
-from spanwise.evaluators.models.local_models import (
+from spanwise.evaluators.models.inference_batching import (
+    CoalescingEncoder,
     LoadedModel,
     LocalModel,
     ModelKey,
     choose_device,
+    join_pair,
     make_model,
     parameter_bytes,
+    run_each,
+    split_pair,
 )
 from spanwise.evaluators.models.model_resolution import (
     ModelLocation,

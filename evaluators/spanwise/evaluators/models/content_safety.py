@@ -10,12 +10,11 @@ from textwrap import wrap
 from typing import Any, ClassVar
 
 from spanwise.collector.records import Case
-from spanwise.evaluators.builtin.case_text import extract_text
-from spanwise.evaluators.builtin.text_segmentation import split_sentences
+from spanwise.evaluators.builtin.case_text import extract_text, split_sentences
 from spanwise.evaluators.interface import Metric, Skip, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import FAIR, SAFE, VALID
 from spanwise.evaluators.models.batched_evaluator import BatchedEvaluator, ModelSteps
-from spanwise.evaluators.models.classification_model import Activation, TextClassifier, normalize_label, text_classifier
+from spanwise.evaluators.models.cross_encoder import Activation, TextClassifier, normalize_label, text_classifier
 from spanwise.evaluators.models.model_resolution import NoModel
 
 _DETOXIFY_LABELS = ("toxicity", "severe_toxicity", "obscene", "threat", "insult", "identity_attack")

@@ -12,8 +12,7 @@ from math import fsum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spanwise.collector.records import Case, Document
-from spanwise.evaluators.builtin.case_text import extract_question, extract_text
-from spanwise.evaluators.builtin.text_segmentation import Splitter, split_text
+from spanwise.evaluators.builtin.case_text import Splitter, extract_question, extract_text, split_text
 from spanwise.evaluators.interface import Metric, Skip, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 from spanwise.evaluators.models.batched_evaluator import EmbeddingEvaluator, EmbeddingSteps

@@ -21,9 +21,9 @@ from spanwise.evaluators.interface import (
     is_transient,
 )
 from spanwise.evaluators.models.disk_cache import VectorCache, folder_digest, vector_path
-from spanwise.evaluators.models.inference_batching import CoalescingEncoder
-from spanwise.evaluators.models.local_models import (
+from spanwise.evaluators.models.inference_batching import (
     BATCHES_PER_UPDATE,
+    CoalescingEncoder,
     LoadedModel,
     ModelKey,
     choose_device,

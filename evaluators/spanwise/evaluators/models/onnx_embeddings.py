@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from spanwise.evaluators.interface.progress_display import track_progress
 from spanwise.evaluators.models.disk_cache import folder_digest
-from spanwise.evaluators.models.local_models import LoadedModel, ModelKey, load_shared
+from spanwise.evaluators.models.inference_batching import LoadedModel, ModelKey, load_shared
 from spanwise.evaluators.models.model_resolution import (
     ModelLocation,
     NoModel,

@@ -6,18 +6,15 @@ Modules, in the order in which data flows:
 - `alert_definition`: Alert definition in a rules file: `alert(...)`.
 - `rule_loading`: Rule loading: Python files and API data, file watching, description of the loaded rules.
 - `rule_spending`: Spending of a rule: budget ledger in the store, and pacing of the sample rate over the day and the month.
-- `rule_decision`: Decision of a rule on a trace: filter, sampling probability, targets, decision record.
-- `readiness`: Readiness of traces and sessions: quiet periods, maximum wait, waiting targets, low-water mark.
+- `rule_decision`: Decision of a rule on a trace: filter, sampling probability, targets, readiness, decision record.
 - `feed_follower`: Change feed of a rule: lease, slices, decisions, and their delivery to the store.
 - `backfill_walk`: Walk of a backfill: pages of its period, decisions on their traces, and the job that a rule executes now.
-- `rule_jobs`: Jobs of a rule: claimed targets, evaluator threads and event loop, concurrency, raised exceptions.
-- `circuit_breaker`: Circuit breaker: pauses after repeated failures, refusals by a judge, or an exhausted budget.
-- `job_outcome`: Outcome of a job: feedback, retries, and failures because the worker process ran out of memory.
-- `job_executor`: Executor of jobs: claims due targets, loads their cases, watches timeouts, reports to the store.
+- `rule_jobs`: Jobs of a rule: claimed targets, evaluator threads and event loop, concurrency, circuit breaker.
+- `job_executor`: Executor of jobs: claims due targets, loads their cases, watches timeouts, stores outcomes.
 - `monitor_runtime`: Monitor: threads that follow the feed, execute jobs, renew claims and send reports.
 - `worker`: Worker process entry point: loads rules, sends heartbeats, restarts the monitor when API rules change.
-- `process_limits`: Limits of a worker process: memory limit and use, parent-death signal, crash reports.
-- `worker_process`: Worker process as the supervisor handles it: start, pipe messages, deadlines, cause of death.
+- `worker_process`: Worker process as the supervisor handles it: limits, start, pipe messages, deadlines, cause of
+  death.
 - `supervisor`: Supervisor: starts, restarts and stops worker processes; quarantines rules that crash them.
 - `rule_analysis`: Analysis of rules: preview on stored traffic, comparison with a shadow rule, estimated means.
 """
@@ -26,7 +23,6 @@ from spanwise.evaluators.monitors.alert_definition import alert
 from spanwise.evaluators.monitors.job_executor import Stuck
 from spanwise.evaluators.monitors.monitor_runtime import Monitor
 from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, monitor
-from spanwise.evaluators.monitors.process_limits import default_memory_limit
 from spanwise.evaluators.monitors.rule_analysis import (
     BackfillEstimate,
     KeyDifference,
@@ -40,7 +36,7 @@ from spanwise.evaluators.monitors.rule_analysis import (
 )
 from spanwise.evaluators.monitors.rule_loading import BrokenRules, RulesFile, load, load_file, load_rule
 from spanwise.evaluators.monitors.supervisor import Supervisor
-from spanwise.evaluators.monitors.worker_process import LoadedRules, WorkerPlan
+from spanwise.evaluators.monitors.worker_process import LoadedRules, WorkerPlan, default_memory_limit
 
 __all__ = [
     "BackfillEstimate",
@@ -66,4 +62,10 @@ __all__ = [
     "load_rule",
     "monitor",
     "summary",
+]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "rule_jobs",
+    "rule_spending",
 ]

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from spanwise.collector.alerts import assign_alert_version, is_operational, validate_alert
 from spanwise.collector.errors import Refused
-from spanwise.collector.filter_values import parse_duration
-from spanwise.collector.filters import Filter, extend_filter, filter_to_dict, parse, validate_filter
+from spanwise.collector.filters import Filter, extend_filter, filter_to_dict, parse, parse_duration, validate_filter
 from spanwise.collector.records import Alert
 from spanwise.evaluators.monitors.monitored_rule import FilterLike
 

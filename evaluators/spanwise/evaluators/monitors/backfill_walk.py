@@ -10,12 +10,12 @@ from spanwise.collector.records import Backfill, BackfillStep, Decision, Decisio
 from spanwise.collector.rule_policy import get_backfill_rule, get_sampling_unit
 from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule
-from spanwise.evaluators.monitors.readiness import compute_due_time
 from spanwise.evaluators.monitors.rule_decision import (
     AdmittedTarget,
     FilterQueries,
     apply_setting,
     build_part_rows,
+    compute_due_time,
     decide_trace,
     find_decidable,
     make_decision,

@@ -25,25 +25,23 @@ from spanwise.collector.rule_policy import build_rule_filters, get_sampling_unit
 from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors.backfill_walk import BackfillWalker, refresh_backfills
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule, RuleKey, refresh_rules, rule_key
-from spanwise.evaluators.monitors.readiness import (
-    DecidedTargets,
-    Readiness,
-    WaitingTarget,
-    WaitingTargets,
-    compute_due_time,
-    trace_readiness,
-)
 from spanwise.evaluators.monitors.rule_decision import (
     AdmittedTarget,
+    DecidedTargets,
     EffectiveRule,
     FilterQueries,
+    Readiness,
     SamplingDraw,
+    WaitingTarget,
+    WaitingTargets,
     apply_setting,
     build_part_rows,
+    compute_due_time,
     decide_trace,
     find_decidable,
     make_decision,
     make_exclusion,
+    trace_readiness,
     trace_target,
 )
 from spanwise.evaluators.monitors.rule_spending import BudgetPacing

@@ -22,9 +22,9 @@ from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors.feed_follower import FeedFollower
 from spanwise.evaluators.monitors.job_executor import TIMEOUT_CHECK_S, JobExecutor, Stuck
 from spanwise.evaluators.monitors.monitored_rule import API_OWNER, ActiveRule, MonitoredRule, RuleKey, save_rules
-from spanwise.evaluators.monitors.process_limits import WorkerMemory
 from spanwise.evaluators.monitors.rule_jobs import RuleExecution
 from spanwise.evaluators.monitors.rule_spending import StoreLedger, find_unpriced_judge
+from spanwise.evaluators.monitors.worker_process import WorkerMemory
 
 MIN_FEED_POLL_S, MAX_FEED_POLL_S = 0.02, 2.0  # seconds between two polls of the feed, at least and at most
 CLAIM_S = 30.0  # seconds after which a claim expires unless it is renewed

@@ -11,8 +11,7 @@ from math import isfinite
 from typing import Any, TypeAlias, get_args
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.filter_values import parse_time
-from spanwise.collector.filters import Filter, extend_filter, filter_to_dict, parse, validate_filter
+from spanwise.collector.filters import Filter, extend_filter, filter_to_dict, parse, parse_time, validate_filter
 from spanwise.collector.records import JSON, Backfill, Rule, RuleSettings, RuleTarget, Scope, Stratum, canonical_json
 from spanwise.collector.rule_policy import BUDGET_LIMITS, describe_pause
 from spanwise.collector.stores import Store

@@ -10,8 +10,7 @@ from itertools import islice
 from statistics import fmean
 
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filter_values import parse_time
-from spanwise.collector.filters import Filter, extend_filter
+from spanwise.collector.filters import Filter, extend_filter, parse_time
 from spanwise.collector.records import (
     BackfillPreview,
     Case,
@@ -34,7 +33,7 @@ from spanwise.evaluators.interface import (
     run_coroutine,
     use_judge_context,
 )
-from spanwise.evaluators.monitors.job_outcome import SHADOW_PREFIX
+from spanwise.evaluators.monitors.job_executor import SHADOW_PREFIX
 from spanwise.evaluators.monitors.monitored_rule import MonitoredRule
 from spanwise.evaluators.monitors.rule_decision import batch_by_size, choose_targets, make_target_case
 from spanwise.evaluators.scoring import CaseScorer, Estimate, estimate, load_turns, make_case

@@ -26,7 +26,7 @@ from spanwise.evaluators.monitors.monitored_rule import (
     rules_being_loaded,
 )
 from spanwise.evaluators.monitors.rule_spending import find_unpriced_judge
-from spanwise.tracer.source_loader import UncachedSourceLoader
+from spanwise.tracer.module_loading import UncachedSourceLoader
 from spanwise.tracer.suggestions import did_you_mean
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from spanwise.evaluators.monitors.rule_loading import FileWatch
 from spanwise.evaluators.monitors.worker_process import ClaimedTarget, LoadedRules, WorkerPlan, WorkerProcess
-from spanwise.tracer.backoff import compute_backoff
+from spanwise.tracer.http_connections import compute_backoff
 
 MAX_DEATHS = 3  # deaths of workers with claims of only this rule after which the rule is quarantined
 # seconds of the first quarantine and of the longest one; doubled each time

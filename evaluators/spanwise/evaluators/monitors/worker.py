@@ -29,7 +29,6 @@ from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors.job_executor import Stuck
 from spanwise.evaluators.monitors.monitor_runtime import CLAIM_S, Monitor
 from spanwise.evaluators.monitors.monitored_rule import API_OWNER, REASON_UNSAVED, MonitoredRule
-from spanwise.evaluators.monitors.process_limits import WorkerMemory, memory_in_use, protect_process
 from spanwise.evaluators.monitors.rule_loading import (
     BrokenRules,
     RulesFile,
@@ -39,7 +38,13 @@ from spanwise.evaluators.monitors.rule_loading import (
     rule_from_data,
     source_files,
 )
-from spanwise.evaluators.monitors.worker_process import ExitCode, MessageSender
+from spanwise.evaluators.monitors.worker_process import (
+    ExitCode,
+    MessageSender,
+    WorkerMemory,
+    memory_in_use,
+    protect_process,
+)
 
 API_POLL_INTERVAL_S = 2.0  # seconds between two queries for the API's rules
 HEARTBEAT_INTERVAL_S = 1.0  # seconds between two heartbeats

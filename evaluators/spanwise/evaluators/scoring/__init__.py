@@ -2,8 +2,7 @@
 
 Modules, in the order in which data flows:
 
-- `case_builder`: Case builder: the view of a trace, session, example or plain values that evaluators get.
-- `case_scoring`: Evaluators applied to cases: `score`, batches for models, threads and the event loop.
+- `case_scoring`: Scoring of cases: the view of a trace, session or example, and the evaluators applied to it.
 - `composite_evaluator`: Composite evaluator: the weighted mean of the scores that a run has under other keys.
 - `cost_estimate`: Cost estimate: calls, tokens and price of judges over cases, without calling them.
 - `judge_calibration`: Calibration of judges against human feedback: agreement, biases, prediction-powered
@@ -13,8 +12,18 @@ Modules, in the order in which data flows:
 - `pairwise_comparison`: Pairwise comparison of two answers or experiments by a judge, in both orders.
 """
 
-from spanwise.evaluators.scoring.case_builder import load_turns, make_case, retrieved_documents
-from spanwise.evaluators.scoring.case_scoring import CaseScorer, ScoreResult, ascore, score, skip_failed
+from spanwise.evaluators.scoring.case_scoring import (
+    MAX_TURNS,
+    CaseBatcher,
+    CaseScorer,
+    ScoreResult,
+    ascore,
+    load_turns,
+    make_case,
+    retrieved_documents,
+    score,
+    skip_failed,
+)
 from spanwise.evaluators.scoring.composite_evaluator import (
     attach_feedback,
     check_composites,
@@ -26,8 +35,10 @@ from spanwise.evaluators.scoring.cost_estimate import Estimate, estimate
 from spanwise.evaluators.scoring.judge_calibration import Bias, Calibration, calibrate, corrected_mean
 
 __all__ = [
+    "MAX_TURNS",
     "Bias",
     "Calibration",
+    "CaseBatcher",
     "CaseScorer",
     "Estimate",
     "ScoreResult",

@@ -23,9 +23,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from spanwise.collector.records import Case, Feedback
 from spanwise.collector.statistics import make_pass_rule
 from spanwise.evaluators.interface import Evaluator, as_evaluator, capture_call, make_untraced_target, run_coroutine
-from spanwise.evaluators.scoring.case_builder import make_case, normalize_case
+from spanwise.evaluators.scoring.case_scoring import make_case, normalize_case
 from spanwise.tracer import current_run, span
-from spanwise.tracer.call_recording import make_argument_binder
+from spanwise.tracer.run_recording import make_argument_binder
 
 log = logging.getLogger("spanwise.evaluators")
 F = TypeVar("F", bound=Callable[..., Any])

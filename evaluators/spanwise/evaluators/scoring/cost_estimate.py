@@ -16,11 +16,11 @@ from spanwise.evaluators.interface import (
     run_coroutine,
     use_judge_context,
 )
-from spanwise.evaluators.scoring.case_builder import make_case, normalize_case
+from spanwise.evaluators.scoring.case_scoring import make_case, normalize_case
 
 if TYPE_CHECKING:
     from spanwise.evaluators.judges import Judge
-    from spanwise.evaluators.judges.llm_client.judge_dry_run import DryRunCounts, JudgeDryRun
+    from spanwise.evaluators.judges.llm_client.judge_call import DryRunCounts, JudgeDryRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ async def _estimate_case(evaluator: Evaluator, case: Case, repetition: int) -> t
 
     The number of calls may depend on the answers, so the case is run with two sets of made-up answers.
     """
-    from spanwise.evaluators.judges.llm_client.judge_dry_run import JudgeDryRun
+    from spanwise.evaluators.judges.llm_client.judge_call import JudgeDryRun
 
     outcomes = [await _rehearse_case(evaluator, case, repetition, JudgeDryRun(label)) for label in (0, -1)]
     return max(outcomes, key=lambda outcome: outcome[0].calls)
@@ -119,7 +119,7 @@ async def _estimate_case(evaluator: Evaluator, case: Case, repetition: int) -> t
 async def _rehearse_case(
     evaluator: Evaluator, case: Case, repetition: int, rehearsal: JudgeDryRun
 ) -> tuple[DryRunCounts, Feedback | None]:
-    from spanwise.evaluators.judges.llm_client.judge_dry_run import use_dry_run
+    from spanwise.evaluators.judges.llm_client.judge_call import use_dry_run
 
     target = Target(trace_id=case.trace.trace_id) if case.trace else make_untraced_target()
     with use_dry_run(rehearsal), use_judge_context(judgements=DiscardedJudgements(), repetition=repetition):
@@ -129,7 +129,7 @@ async def _rehearse_case(
 
 
 def _sum_counts(counts: Iterable[DryRunCounts]) -> DryRunCounts:
-    from spanwise.evaluators.judges.llm_client.judge_dry_run import DryRunCounts
+    from spanwise.evaluators.judges.llm_client.judge_call import DryRunCounts
 
     return sum(counts, DryRunCounts())
 

@@ -29,8 +29,7 @@ from spanwise.collector.statistics import (
 )
 from spanwise.collector.stores import Store, list_human_feedback, list_judge_scores
 from spanwise.evaluators.interface import Evaluator, as_evaluator, run_coroutine
-from spanwise.evaluators.scoring.case_builder import make_case
-from spanwise.evaluators.scoring.case_scoring import ascore
+from spanwise.evaluators.scoring.case_scoring import ascore, make_case
 
 TRACES_PER_BATCH = 50  # traces that are read and judged together
 # fields that identify a case as an example of the prompt

@@ -23,13 +23,12 @@ from spanwise.evaluators.interface import (
     run_coroutine,
     use_judge_context,
 )
-from spanwise.evaluators.judges.judgement import Judgement
+from spanwise.evaluators.judges.judge_evaluator import Judgement
 from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure
 from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
-from spanwise.evaluators.judges.prompt_templates import Prompt, prompt
-from spanwise.evaluators.judges.prompt_values import render_value
+from spanwise.evaluators.judges.prompt_templates import Prompt, prompt, render_value
 from spanwise.evaluators.judges.ratings import make_rating_schema
-from spanwise.evaluators.scoring.case_builder import make_case
+from spanwise.evaluators.scoring.case_scoring import make_case
 
 Winner: TypeAlias = Literal["first", "second", "tie"]
 

@@ -10,7 +10,7 @@ from spanwise.collector.records import Case, Feedback, Target, Trace
 from spanwise.collector.statistics import Agreement, JudgeCheck, ThresholdFit, Value, check_judge, choose_threshold
 from spanwise.collector.stores import Store
 from spanwise.evaluators.interface import Evaluator, Metric, as_evaluator, run_coroutine
-from spanwise.evaluators.scoring.case_builder import make_case, normalize_case
+from spanwise.evaluators.scoring.case_scoring import make_case, normalize_case
 from spanwise.evaluators.scoring.judge_calibration import (
     TRACES_PER_BATCH,
     judge_feedback_key,

@@ -15,29 +15,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from spanwise.tracer import internal_errors
-from spanwise.tracer.backoff import compute_backoff
 from spanwise.tracer.configuration import Settings
 from spanwise.tracer.export import disk_spool
-from spanwise.tracer.export.conventions import Conventions
-from spanwise.tracer.export.delivery_stats import DeliveryCounts, ProcessReporter, get_account
 from spanwise.tracer.export.disk_spool import RequestCopy, Spool
 from spanwise.tracer.export.external_exporters import ExternalExporter
-from spanwise.tracer.export.otlp_encoding import (
-    LOGS_PATH,
-    TRACES_PATH,
-    FeedbackEvent,
-    encode_events,
-    encode_spans,
-    parse_rejections,
-)
 from spanwise.tracer.export.otlp_http_client import (
     OtlpHttpClient,
     RequestOutcome,
     RequestThread,
     to_one_line,
 )
-from spanwise.tracer.export.span_queue import BATCH_ITEMS, ExportItem, SpanQueue
+from spanwise.tracer.export.span_encoding import (
+    LOGS_PATH,
+    TRACES_PATH,
+    Conventions,
+    FeedbackEvent,
+    encode_events,
+    encode_spans,
+    parse_rejections,
+)
+from spanwise.tracer.export.span_queue import (
+    BATCH_ITEMS,
+    DeliveryCounts,
+    ExportItem,
+    ProcessReporter,
+    SpanQueue,
+    get_account,
+)
 from spanwise.tracer.export.span_sanitizer import SpanSanitizer
+from spanwise.tracer.http_connections import compute_backoff
 
 BATCH_BYTES = 4 << 20  # bytes of values in a batch
 MAX_FINAL_SEND = 5.0  # maximum seconds for sending at the end of the process, as long as the collector responds

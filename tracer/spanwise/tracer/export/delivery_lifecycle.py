@@ -35,14 +35,13 @@ from opentelemetry import context as otel_context
 
 from spanwise.tracer import internal_errors
 from spanwise.tracer.configuration import Settings
-from spanwise.tracer.export import delivery_stats, disk_spool, external_exporters, otlp_http_client, tail_sampling
+from spanwise.tracer.export import disk_spool, external_exporters, otlp_http_client, span_queue
 from spanwise.tracer.export.batch_exporter import Exporter
-from spanwise.tracer.export.delivery_stats import FlushResult
-from spanwise.tracer.export.otlp_encoding import FeedbackEvent
-from spanwise.tracer.export.span_queue import ExportItem, SpanQueue
+from spanwise.tracer.export.span_encoding import FeedbackEvent
+from spanwise.tracer.export.span_queue import ExportItem, FlushResult, SpanQueue
 from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 from spanwise.tracer.internal_errors import error_boundary
-from spanwise.tracer.otel import live_span, thread_context
+from spanwise.tracer.otel import live_span, trace_context
 
 EXIT_TIMEOUT = 0.8  # seconds that the process waits for a response of the collector before it ends
 _MAX_STALL = 5.0  # seconds without progress after which the delivery thread is abandoned
@@ -372,7 +371,7 @@ def _close_at_exit() -> None:
         delivery.exporter.tally.bound_waits()
         delivery.exporter.spool.bound_waits()
     live_span.bound_lock_waits()
-    tail_sampling.bound_lock_waits()
+    span_queue.bound_lock_waits()
 
 
 # Registered at import, so that exit handlers that the application registers later run earlier and may trace.
@@ -392,7 +391,7 @@ def _close_at_end_of_child() -> None:
 
 def _after_fork_in_child() -> None:
     disk_spool.forget_after_fork()
-    delivery_stats.forget_accounts()
+    span_queue.forget_accounts()
     for delivery in list_deliveries():
         delivery.exporter.spool.reset_after_fork()
         delivery._reset()
@@ -407,9 +406,9 @@ os.register_at_fork(
     after_in_child=otlp_http_client.release_after_fork,
 )
 os.register_at_fork(
-    before=tail_sampling.acquire_before_fork,
-    after_in_parent=tail_sampling.release_in_parent,
-    after_in_child=tail_sampling.reset_in_child,
+    before=span_queue.acquire_before_fork,
+    after_in_parent=span_queue.release_in_parent,
+    after_in_child=span_queue.reset_in_child,
 )
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
@@ -422,9 +421,9 @@ def set_thread_context_inheritance(enabled: bool = True) -> None:
     """Enable or disable the inheritance of the current context by threads and thread pools."""
     with error_boundary("threads"):
         if not enabled:
-            thread_context.restore_thread_methods()
+            trace_context.restore_thread_methods()
         elif threading.main_thread().is_alive():  # after the end of the main thread, threads are not prepared
-            thread_context.patch_thread_methods()
+            trace_context.patch_thread_methods()
 
 
 def close_on_sigterm(close: Callable[[], object], hurry: Callable[[], object]) -> None:

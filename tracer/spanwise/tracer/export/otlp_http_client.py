@@ -14,11 +14,10 @@ from http.client import RemoteDisconnected
 from typing import TYPE_CHECKING, Literal
 
 from spanwise.tracer import attribute_names as names
-from spanwise.tracer import internal_errors, propagation_targets
-from spanwise.tracer.backoff import parse_retry_after
+from spanwise.tracer import http_connections, internal_errors
 from spanwise.tracer.configuration import Settings
-from spanwise.tracer.export.otlp_encoding import TRACES_PATH
-from spanwise.tracer.http_connections import is_loopback, suppress_instrumentation
+from spanwise.tracer.export.span_encoding import TRACES_PATH
+from spanwise.tracer.http_connections import is_loopback, parse_retry_after, suppress_instrumentation
 
 if TYPE_CHECKING:
     import requests
@@ -122,7 +121,7 @@ class OtlpHttpClient:
         if response.ok or names.COLLECTOR_HEADER in response.headers:
             self.is_spanwise = response.headers.get(names.COLLECTOR_HEADER) == "1"
         if (named := response.headers.get(names.DESTINATIONS_HEADER)) is not None:
-            propagation_targets.update_from_header(self._settings.url, self._settings.project, named)
+            http_connections.update_from_header(self._settings.url, self._settings.project, named)
         return _classify_response(response)
 
 

@@ -16,11 +16,10 @@ from opentelemetry.trace import Link, Status
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import internal_errors
 from spanwise.tracer.configuration import Redactor, Settings
-from spanwise.tracer.content import token_usage
+from spanwise.tracer.content import model_calls
 from spanwise.tracer.content.documents import flatten_documents, normalize_documents, read_document_list
 from spanwise.tracer.content.serialization import build_dict, to_json, truncate_text
-from spanwise.tracer.export.conventions import DOCUMENT_KINDS
-from spanwise.tracer.export.otlp_encoding import FeedbackEvent
+from spanwise.tracer.export.span_encoding import DOCUMENT_KINDS, FeedbackEvent
 from spanwise.tracer.otel.live_span import SCOPE, LiveSpan
 
 _MAX_RESOURCES = 100
@@ -106,8 +105,8 @@ class SpanSanitizer:
         scope = span._instrumentation_scope
         if scope is SCOPE:
             span.infer_status()
-        if token_usage.is_enabled and scope is not None and scope.name in token_usage.ESTIMATED_SCOPES:
-            token_usage.add_usage_estimate(span._attributes)
+        if model_calls.is_enabled and scope is not None and scope.name in model_calls.ESTIMATED_SCOPES:
+            model_calls.add_usage_estimate(span._attributes)
         span._attributes = self._values(span._attributes)
         if span._events:
             span._events = tuple(map(self._event, span._events))

@@ -1,4 +1,4 @@
-"""Recording span, span counts per local trace, and id and clock sources.
+"""Recording span: head sampling, span counts per local trace, id and clock sources, lock with a bounded wait.
 
 A span stores plain values. The span context, the parent's context and all derived values are created on first use,
 for most spans by the delivery thread. `LiveSpan` is both the live `Span` and the `ReadableSpan` that exporters read.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import sys
 import threading
 import time
 import traceback
@@ -24,9 +26,110 @@ from opentelemetry.trace.span import TraceState
 
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import internal_errors
-from spanwise.tracer.otel.exit_lock import ExitLock
-from spanwise.tracer.otel.head_sampling import ALWAYS_MEMBER, TRACESTATE_KEY
-from spanwise.tracer.propagation_targets import is_propagation_target
+from spanwise.tracer.http_connections import is_propagation_target
+
+# Lock with a bounded wait, for the time when the interpreter exits.
+
+_MAX_WAIT = 1.0  # seconds
+
+
+class ExitLock:
+    """Lock that waits for at most a second, and not at all while the interpreter is finalizing.
+
+    While the interpreter is finalizing, daemon threads stop permanently, possibly while they hold a lock. A finalizer
+    that traces in the main thread would wait for that lock. The exit handler therefore replaces each lock that a
+    traced call takes. A thread may then proceed without the lock, but no other thread runs at that time.
+    """
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        """Acquire the lock if it becomes free in time."""
+        self._lock.acquire(timeout=0.0 if sys.is_finalizing() else _MAX_WAIT)
+
+    def __exit__(self, *error: object) -> None:
+        """Release the lock if it is held."""
+        self.release()
+
+    def release(self) -> None:
+        """Release the lock if it is held."""
+        with suppress(RuntimeError):
+            self._lock.release()
+
+
+# Head sampling: OpenTelemetry's consistent probability sampling and its `ot` tracestate member.
+#
+# A trace is sampled if its randomness is at or above a threshold. Both are integers of 56 bits. Participants that use
+# the same values make the same decision. `th` is the threshold (hex digits without trailing zeros), which determines
+# the probability. `rv` is a randomness that replaces that of the trace id.
+#
+# Source: https://opentelemetry.io/docs/specs/otel/trace/tracestate-probability-sampling/
+
+TRACESTATE_KEY = "ot"
+ALWAYS_MEMBER = "th:0"  # probability 1
+_NEVER_THRESHOLD = 1 << 56
+# maximum length of the member, because Spanwise's own tracestate entry (at most 256 characters) contains it, too
+_MAX_MEMBER_LENGTH = 128
+_THRESHOLD_PATTERN, _RANDOMNESS_PATTERN = re.compile(r"th:([0-9a-f]{1,14})"), re.compile(r"rv:([0-9a-f]{14})")
+
+
+def compute_threshold(rate: float) -> int:
+    """Return the threshold of a probability between 0 and 1."""
+    return _NEVER_THRESHOLD - round(rate * _NEVER_THRESHOLD)
+
+
+def sample_new_trace(limit: int, trace_id: int, ot: str = "") -> tuple[bool, str]:
+    """Return whether a new trace is sampled, and its member `ot`.
+
+    The argument `ot` is the member of the trace of another SDK within which the new trace starts.
+    """
+    sampled = get_randomness(trace_id, ot) >= limit
+    return sampled, format_member(limit if sampled else None, ot)
+
+
+def inherit_member(sampled: bool, trace_id: int, ot: str) -> str:
+    """Return the member `ot` of a trace that another process began.
+
+    A threshold that contradicts the sampling decision of that process is removed.
+    """
+    digits = _find_member_value(ot, _THRESHOLD_PATTERN) if sampled else None
+    limit = None if digits is None else int(digits.ljust(14, "0"), 16)
+    possible = limit is not None and get_randomness(trace_id, ot) >= limit
+    return format_member(limit if possible else None, ot)
+
+
+def make_kept_member(ot: str) -> str:
+    """Return the member `ot` of a trace that is kept whatever its randomness. Its threshold states the probability 1."""
+    return format_member(0, ot)
+
+
+def format_member(limit: int | None, ot: str = "") -> str:
+    """Return the member `ot` with this threshold and the other valid parts of `ot`.
+
+    If `ot` is too long, only its randomness is kept.
+    """
+    own = [] if limit is None else ["th:" + (f"{limit:014x}".rstrip("0") or "0")]
+    parts = [part for part in ot.split(";") if part and not part.startswith("th:")]
+    others = [
+        part
+        for part in parts
+        if _RANDOMNESS_PATTERN.fullmatch(part) or (len(ot) <= _MAX_MEMBER_LENGTH and not part.startswith("rv:"))
+    ]
+    return ";".join([*own, *others])
+
+
+def get_randomness(trace_id: int, ot: str = "") -> int:
+    """Return the randomness that is compared with a threshold."""
+    explicit = _find_member_value(ot, _RANDOMNESS_PATTERN) if ot else None
+    return trace_id & (_NEVER_THRESHOLD - 1) if explicit is None else int(explicit, 16)
+
+
+def _find_member_value(ot: str, form: re.Pattern[str]) -> str | None:
+    return next((found[1] for part in ot.split(";") if (found := form.fullmatch(part))), None)
+
+
+# Recording span, span counts per local trace, and id and clock sources.
 
 SCOPE = InstrumentationScope("spanwise", "0.1.0")  # instrumentation scope of the spans of `@trace` and `span(…)`
 OUTGOING_KINDS = (SpanKind.CLIENT, SpanKind.PRODUCER)  # kinds of spans that call another process
@@ -109,7 +212,7 @@ class LocalTrace:
         self.sink = sink
         self.resource = resource
         self.undecided: SpanBuffer | None = None
-        # decision of head sampling, and the tracestate member that records it (see `head_sampling`)
+        # decision of head sampling, and the tracestate member that records it
         self.sampled, self.ot = sampled, ot
         self.root_id = self.started = self.open = self.dropped = self.sent = 0
         self.account: SpanCounts | None = None  # counts for the address to which the spans are delivered

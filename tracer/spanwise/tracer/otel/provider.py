@@ -17,10 +17,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind
 
 from spanwise.tracer import attribute_names as names
-from spanwise.tracer.export.otlp_encoding import FeedbackEvent
-from spanwise.tracer.export.tail_sampling import DeliveryTarget, PendingTrace
+from spanwise.tracer.export.span_encoding import FeedbackEvent
+from spanwise.tracer.export.span_queue import DeliveryTarget, PendingTrace
 from spanwise.tracer.internal_errors import error_boundary
-from spanwise.tracer.otel import head_sampling, trace_context
+from spanwise.tracer.otel import live_span, trace_context
 from spanwise.tracer.otel.live_span import (
     Clock,
     LiveSpan,
@@ -58,8 +58,8 @@ class SpanFactory:
     def __init__(self, delivery: DeliveryTarget, resource: Resource, sample_rate: float, off: bool = False) -> None:
         self.set_delivery(delivery)
         self.resource = resource
-        self._threshold = head_sampling.compute_threshold(sample_rate)
-        self._ot = head_sampling.format_member(self._threshold)
+        self._threshold = live_span.compute_threshold(sample_rate)
+        self._ot = live_span.format_member(self._threshold)
         self.off = off  # True: instrumentations that use the provider get spans that record nothing
         self.extra: list[SpanProcessor] = []  # span processors of the user
         self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
@@ -164,7 +164,7 @@ class SpanFactory:
         captured = self.captures.get(trace_id) if remote is not None else None
         if captured is not None:
             return begin_local_trace(trace_id, captured.add_span, self.resource)
-        sampled, ot = True, head_sampling.ALWAYS_MEMBER
+        sampled, ot = True, live_span.ALWAYS_MEMBER
         if self._threshold or remote is not None or foreign is not None:
             sampled, ot = self._sampled(trace_id, remote, foreign)
         local = begin_local_trace(trace_id, self._ended if self.extra else self.sink, self.resource, sampled, ot)
@@ -179,15 +179,13 @@ class SpanFactory:
     def _sampled(self, trace_id: int, remote: RemoteParent | None, foreign: SpanContext | None) -> tuple[bool, str]:
         """Return whether head sampling keeps a trace, and the member `ot` that records the decision."""
         if remote is not None:
-            return remote.sampled, head_sampling.inherit_member(remote.sampled, trace_id, remote.ot)
+            return remote.sampled, live_span.inherit_member(remote.sampled, trace_id, remote.ot)
         ot = (
-            foreign.trace_state.get(head_sampling.TRACESTATE_KEY, "")
-            if foreign is not None and foreign.trace_state
-            else ""
+            foreign.trace_state.get(live_span.TRACESTATE_KEY, "") if foreign is not None and foreign.trace_state else ""
         )
         if ot:
-            return head_sampling.sample_new_trace(self._threshold, trace_id, ot)
-        sampled = head_sampling.get_randomness(trace_id) >= self._threshold
+            return live_span.sample_new_trace(self._threshold, trace_id, ot)
+        sampled = live_span.get_randomness(trace_id) >= self._threshold
         return sampled, self._ot if sampled else ""
 
     def announce(self, span: LiveSpan, ctx: Context) -> None:

@@ -1,12 +1,12 @@
-"""Filter form: page URL to filter and back, removable conditions, integer parameters.
+"""Filter form: page URL to filter and back, typed conditions with suggestions, and saved views.
 
 A page's URL has the same conditions as any query string (see `filters`). The form has further fields:
 
 - `traffic` selects live traces, all traces, or evaluators' own.
 - `feedback_key`, `feedback_op` and `feedback_value` form one condition, because HTML forms cannot combine
   fields.
-- `sort` is the order of the list (see `sorting`), and `columns` are its columns (see `preferences`).
-- `where` is a line of conditions (see `filter_line`). It is replaced by what it says.
+- `sort` is the order of the list (see `filters`), and `columns` are its columns (see `preferences`).
+- `where` is a line of conditions. It is replaced by what it says.
 - `group_by` is the field by which the charts compare groups of traces.
 - `range` is the former name of `since` in bookmarked URLs.
 - `since` may be `today` or `yesterday`, days in the reader's time zone. Times without a zone are in it, too.
@@ -16,28 +16,161 @@ A page's URL has the same conditions as any query string (see `filters`). The fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
-from spanwise.collector import filter_values, filters, formatting
+from spanwise.collector import filters, formatting
+from spanwise.collector.address_parsing import safe_redirect_path
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import (
+    COMPARED_CONDITIONS,
     EVALUATOR_KIND,
+    FEEDBACK_CONDITIONS,
+    FEEDBACK_PREFIX,
+    OPERATOR_PATTERN,
     OPERATORS,
+    STATUSES,
+    TERM_PATTERN,
     Condition,
     Filter,
+    parse_sort,
     unknown_condition_error,
     validate_filter,
 )
-from spanwise.collector.pages.components import filter_line
 from spanwise.collector.pages.components.preferences import get_time_zone
 from spanwise.collector.records import FeedbackStats
-from spanwise.collector.sorting import FEEDBACK_PREFIX, parse_sort
+from spanwise.collector.stores import Store
+
+# Filter line: conditions typed in the grammar of the command line, and suggestions while they are typed.
+#
+# `status=error feedback.concise<0.5 metadata.tenant=t1 "in depot"` has three conditions and a phrase to search for.
+# Quotes keep spaces together: `name="support chat"`. A term in quotes is always searched for.
+
+_TERM = re.compile(r'(?:"[^"]*"|[^\s"])+|"')  # text without spaces outside of quotes, or a quote that is not closed
+_KEY = re.compile(r"([^<>=!]*)(<=|>=|!=|<|>|=|)(.*)", re.DOTALL)
+MAX_SUGGESTIONS = 12
+_MAX_READ = 1_000  # values that are read to find those that match
+# Conditions that the line suggests, with what they mean
+SUGGESTED_CONDITIONS: Mapping[str, str] = {
+    "status=": "ok, error or cancelled",
+    "name=": "name of the root",
+    "user=": "user",
+    "session=": "session",
+    "tag=": "tag",
+    "feedback.": "score or label, as in feedback.concise<0.5",
+    "metadata.": "metadata, as in metadata.tenant=t1",
+    "latency_ms>": "milliseconds of the whole trace",
+    "tokens>": "tokens of all runs",
+    "cost>": "US dollars",
+    "model=": "model of a run",
+    "error=": "words of the error",
+    "environment=": "environment",
+    "project=": "project",
+    "kind=": "kind of the root",
+    "prompt=": "prompt of a run",
+    "prompt_version=": "version of a prompt",
+    "agent=": "agent of a run",
+    "finish_reason=": "finish reason of a run",
+    "time_to_first_token_ms>": "milliseconds of the slowest run",
+    "any_name=": "name of a run",
+    "any_kind=": "kind of a run",
+    "missing=": "key without a score",
+    "failed=": "key whose evaluation failed",
+    "skipped=": "key whose evaluation was skipped",
+    "since=": "1h, 7d, today, yesterday or a date",
+    "until=": "a date or time",
+    "experiment=": "id of an experiment",
+    "dataset=": "dataset of an experiment",
+}
+# Fields of the store with the values of a condition, if its name is another one
+_VALUE_FIELDS = {
+    "tags": "tag",
+    "any_kind": "kind",
+    **dict.fromkeys(("feedback", "missing", "untried", "failed", "skipped"), "feedback"),
+}
+_FIXED_VALUES: Mapping[str, Sequence[str]] = {
+    "status": STATUSES,
+    "since": ("1h", "24h", "7d", "30d", "today", "yesterday"),
+}
+_STORED = frozenset(
+    (
+        *("project", "environment", "name", "kind", "model", "tag", "session", "user"),
+        *("prompt", "prompt_version", "agent", "finish_reason", "feedback"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Text that can replace the term that is being typed. A term that ends with an operator or dot is not complete."""
+
+    text: str
+    hint: str = ""
+
+
+def parse_line(line: str) -> list[tuple[str, str]]:
+    """Return the pairs of a query string for a line. Terms that are no conditions become one pair `text`."""
+    pairs: list[tuple[str, str]] = []
+    words = []
+    for term in _TERM.findall(line):
+        match = None if term.startswith('"') else TERM_PATTERN.fullmatch(term.replace('"', ""))
+        if match is None:
+            words.append(term)
+            continue
+        name, key, operator, value = match.groups()
+        if name in FEEDBACK_CONDITIONS and key:
+            pairs.append((name, f"{key}{operator}{value}"))
+        elif name in COMPARED_CONDITIONS and operator != "=" and not key:
+            pairs.append((name, f"{operator}{value}"))
+        else:  # as a query string splits it
+            name, _, value = match.group().partition("=")
+            pairs.append((name, value))
+    return pairs + ([("text", " ".join(words))] if words else [])
+
+
+def suggest(store: Store, typed: str, project: str | None = None) -> list[Suggestion]:
+    """Return what could complete a term: names of conditions, keys, or values that the store has."""
+    at = OPERATOR_PATTERN.search(typed)
+    if at is None:
+        return [
+            Suggestion(text, hint) for text, hint in SUGGESTED_CONDITIONS.items() if text.startswith(typed.lower())
+        ][:MAX_SUGGESTIONS]
+    name, rest = typed[: at.start()], typed[at.start() :]
+    if rest[0] == "." and name in ("metadata", *FEEDBACK_CONDITIONS):
+        key, operator, value = _KEY.fullmatch(rest[1:]).groups()  # type: ignore[union-attr]  # matches every text
+        if not operator:
+            field, ending = ("metadata", "=") if name == "metadata" else ("feedback", "<")
+            return _complete(store.values(field, limit=_MAX_READ, project=project), key, f"{name}.", ending)
+        if name == "metadata":
+            return _complete(
+                store.values(f"metadata.{key}", limit=_MAX_READ, project=project), value, f"{name}.{key}{operator}"
+            )
+        return []
+    operator = rest[:2] if rest[:2] == "!=" else rest[0]
+    field = _VALUE_FIELDS.get(name, name)
+    values = _FIXED_VALUES.get(name, ())
+    if field in _STORED and operator in ("=", "!="):
+        values = store.values(field, limit=_MAX_READ, project=project)
+    return _complete(values, rest.removeprefix(operator), name + operator, "<" if name == "feedback" else "")
+
+
+def _complete(values: Sequence[str], typed: str, before: str, after: str = "") -> list[Suggestion]:
+    """Return terms with the values that contain the typed text; those that begin with it are first."""
+    wanted = typed.strip('"').lower()
+    found = [value for value in values if wanted in value.lower() and '"' not in value]
+    found.sort(key=lambda value: not value.lower().startswith(wanted))
+    quoted = (f'"{value}"' if re.search(r"\s", value) else value for value in found[:MAX_SUGGESTIONS])
+    return [Suggestion(before + value + after) for value in quoted]
+
+
+# Filter form: page URL to filter and back, removable conditions, integer parameters.
 
 
 def read_integer(request: Request, name: str) -> int | None:
@@ -283,7 +416,7 @@ class FilterQuery:
             return f"{column}, {'highest' if text.startswith('-') else 'lowest'} first"
         if name in ("since", "until") and text not in RANGE_LABELS:
             ns = self.filter.since_ns if name == "since" else self.filter.until_ns
-            is_duration = filter_values.DURATION_PATTERN.fullmatch(text)
+            is_duration = filters.DURATION_PATTERN.fullmatch(text)
             return text if ns is None or is_duration else formatting.when(ns, get_time_zone())
         labels = {"range": RANGE_LABELS, "since": RANGE_LABELS, "traffic": TRAFFIC_LABELS, "group_by": GROUP_LABELS}
         labels["sort"] = SORT_LABELS
@@ -338,7 +471,7 @@ def read_query(
 def expand_pair(name: str, text: str) -> list[tuple[str, str]]:
     """Return the pairs that a pair of the form means: those of a line, or the two ends of a time range."""
     if name == "where":
-        return filter_line.parse_line(text)
+        return parse_line(text)
     if name == "since" and "/" in text:
         since, _, until = text.partition("/")
         return [("since", since), ("until", until)]
@@ -421,10 +554,10 @@ def _parse_day(text: str, fields: Mapping[str, str], now_ns: int | None, zone: t
     now = datetime.now(UTC) if now_ns is None else datetime.fromtimestamp(now_ns / 1e9, UTC)
     today = now.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=zone)
     if text == "today":
-        return [("since_ns", filter_values.datetime_to_ns(today))]
-    conditions: list[Condition] = [("since_ns", filter_values.datetime_to_ns(today - timedelta(days=1)))]
+        return [("since_ns", filters.datetime_to_ns(today))]
+    conditions: list[Condition] = [("since_ns", filters.datetime_to_ns(today - timedelta(days=1)))]
     if not fields.get("until"):
-        conditions.append(("until_ns", filter_values.datetime_to_ns(today)))
+        conditions.append(("until_ns", filters.datetime_to_ns(today)))
     return conditions
 
 
@@ -435,9 +568,9 @@ def _parse_field(name: str, text: str, fields: Mapping[str, str], now_ns: int | 
                 raise ValueError(
                     f"unknown time range {text!r}; expected one of: {', '.join(filter(None, RANGE_LABELS))}"
                 )
-            return "since_ns", filter_values.parse_time(text, now_ns)
+            return "since_ns", filters.parse_time(text, now_ns)
         case "since" | "until":
-            return f"{name}_ns", filter_values.parse_time(text, now_ns, zone)
+            return f"{name}_ns", filters.parse_time(text, now_ns, zone)
         case "feedback_key":
             operator = fields.get("feedback_op", ">=")
             if operator == _SCORED:
@@ -448,5 +581,69 @@ def _parse_field(name: str, text: str, fields: Mapping[str, str], now_ns: int | 
                 raise ValueError(
                     f"unknown feedback operator {operator!r}; expected one of: {', '.join(OPERATOR_LABELS)}"
                 )
-            return "feedback", ((text, operator, filter_values.parse_bound(fields.get("feedback_value", ""))),)
+            return "feedback", ((text, operator, filters.parse_bound(fields.get("feedback_value", ""))),)
     return filters.parse_item(name, text)
+
+
+# Saved views of the trace list: names for filters, orders and columns, kept in a cookie of the browser.
+
+VIEWS_COOKIE = "spanwise-views"
+MAX_NAME = 60  # characters
+MAX_COOKIE_BYTES = 3_800  # browsers drop a cookie of more than 4,096 bytes with its name and attributes
+_COOKIE_SECONDS = 366 * 86_400
+FIELDS = ("action", "name", "new_name", "address", "back")
+ACTIONS = ("save", "rename", "delete")
+
+
+def read_views(request: Request) -> dict[str, str]:
+    """Return the URL of the trace list by the name of each view, in the order in which they were saved."""
+    pairs = parse_qsl(unquote(request.cookies.get(VIEWS_COOKIE, ""))[: MAX_COOKIE_BYTES * 3], keep_blank_values=True)
+    return {name[:MAX_NAME]: f"{TRACE_LIST}?{query}" for name, query in pairs if is_name(name)}
+
+
+def change_views(_store: Store, request: Request, fields: Mapping[str, str]) -> Response:
+    """Save, rename or delete a view: `POST /views`. Raises `Refused` for an invalid name and when there is no room.
+
+    A view of an existing name is replaced. `address` is the URL of the list to save; only its query counts.
+    """
+    views = read_views(request)
+    action, name = fields.get("action", ""), clean_name(fields.get("name", ""))
+    back = safe_redirect_path(fields.get("back", ""))
+    if action not in ACTIONS:
+        raise Refused(f"unknown action {action[:100]!r}; expected one of: {', '.join(ACTIONS)}")
+    if action == "save":
+        back = views[name] = f"{TRACE_LIST}?{urlsplit(fields.get('address', '')).query}"
+    elif name not in views:
+        raise Refused(f"there is no view {name!r}; it may have been renamed or deleted in another tab")
+    elif action == "rename":
+        new_name = clean_name(fields.get("new_name", ""))
+        views = {
+            new_name if other == name else other: address
+            for other, address in views.items()
+            if other != new_name or other == name
+        }
+    else:
+        del views[name]
+    text = quote(urlencode([(each, urlsplit(address).query) for each, address in views.items()], errors="replace"))
+    if len(text) > MAX_COOKIE_BYTES:
+        raise Refused(
+            "the views of this browser take more than 3.8 kB; delete one, or save a shorter filter: its address can also be "
+            "kept as a bookmark"
+        )
+    response = RedirectResponse(back, 303)
+    is_secure = request.url.scheme == "https"
+    response.set_cookie(VIEWS_COOKIE, text, _COOKIE_SECONDS, httponly=True, samesite="lax", secure=is_secure)
+    return response
+
+
+def clean_name(text: str) -> str:
+    """Return the name of a view on one line. Raises `Refused` for one that is too long or has no visible character."""
+    name = " ".join(text.split())
+    if not is_name(name):
+        raise Refused(f"a view needs a name of 1 to {MAX_NAME} characters, got {name[:80]!r}")
+    return name
+
+
+def is_name(name: str) -> bool:
+    """Return whether a text can be the name of a view."""
+    return len(name) <= MAX_NAME and any(character.isprintable() and not character.isspace() for character in name)

@@ -22,11 +22,9 @@ from starlette.responses import HTMLResponse, Response
 from spanwise.collector import content, formatting
 from spanwise.collector.diagnostics import trace_completeness
 from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
-from spanwise.collector.pages.components import feedback_display, filter_form, preferences, saved_views, sparkline
-from spanwise.collector.pages.components.content_view import ContentView
-from spanwise.collector.pages.components.escaping import allow_line_breaks, mark_invisible
-from spanwise.collector.security.authorization import get_access, get_request_store
-from spanwise.collector.security.browser_sessions import make_form_token
+from spanwise.collector.pages.components import feedback_display, filter_form, preferences, svg_charts
+from spanwise.collector.pages.components.content_view import ContentView, allow_line_breaks, mark_invisible
+from spanwise.collector.security import get_access, get_request_store, make_form_token
 from spanwise.collector.stores import Store
 
 
@@ -148,7 +146,7 @@ def get_environment() -> Environment:
         "script": make_script_tag,
         "style": make_style_tag,
         "has_scripts": has_scripts,
-        "chart": sparkline,
+        "chart": svg_charts,
         "operators": filter_form.OPERATOR_LABELS,
         "sorts": filter_form.SORT_LABELS,
         "ranges": filter_form.RANGE_LABELS,
@@ -211,7 +209,7 @@ def render_page(
         "projects": get_request_store(request).values("project") if switcher else [],
         "access": access,
         "display": view,
-        "views": saved_views.read_views(request),
+        "views": filter_form.read_views(request),
         "token": make_form_token(access.bond),
     }
     with preferences.use_time_zone(view.time_zone):

@@ -3,8 +3,8 @@
 Modules, in the order in which data flows:
 
 - `overview_page`: Overview page: time range, aggregates, charts and groups.
-- `bucket_measures`: Measures of a bucket: values, units, differences between two periods, and their links.
-- `period_changes`: Measures that changed most from one period to the next.
+- `bucket_measures`: Measures of a bucket: values, units, differences between two periods, and those that changed
+  most.
 """
 
 from spanwise.collector.pages.overview.overview_page import overview

@@ -16,10 +16,10 @@ from starlette.responses import RedirectResponse, Response
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
-from spanwise.collector.pages.components import filter_form, preferences, rendering, sparkline
+from spanwise.collector.pages.components import filter_form, preferences, rendering, svg_charts
 from spanwise.collector.pages.components.filter_form import FilterQuery
-from spanwise.collector.pages.components.time_chart import (
-    WIDTH,
+from spanwise.collector.pages.components.svg_charts import (
+    TIME_CHART_WIDTH,
     Slot,
     TimeChart,
     choose_axis,
@@ -37,12 +37,13 @@ from spanwise.collector.pages.overview.bucket_measures import (
     P99,
     TOKENS,
     TRACES,
+    Change,
     Measure,
     MeasuredBucket,
+    find_changes,
     get_extent,
     list_feedback_measures,
 )
-from spanwise.collector.pages.overview.period_changes import Change, find_changes
 from spanwise.collector.records import Bucket
 from spanwise.collector.stores import Store
 
@@ -166,7 +167,7 @@ def overview(store: Store, request: Request) -> Response:
         period=period,
         problems=problems,
         latest=latest,
-        chart_width=WIDTH,
+        chart_width=TIME_CHART_WIDTH,
         table_measures=MEASURES,
         ranges_of_page={name: label for name, (label, _) in RANGES.items()},
         groups_of_page={name: label for name, (label, *_) in GROUPS.items()},
@@ -306,11 +307,14 @@ class Overview:
         found = self._store.aggregate(self._filter, bucket_ns=self._window.width_ns, newest=MAX_COUNTED_TRACES)
         since, until = self._period.since_ns, self._period.until_ns
         intervals = []
-        for bucket in sparkline.fill_buckets(found, self._window):
+        for bucket in svg_charts.fill_buckets(found, self._window):
             start, end = max(bucket.start_ns, since), min(bucket.start_ns + bucket.width_ns, until)
             intervals.append(
                 Interval(
-                    Slot((start - since) / (until - since) * WIDTH, (end - start) / (until - since) * WIDTH),
+                    Slot(
+                        (start - since) / (until - since) * TIME_CHART_WIDTH,
+                        (end - start) / (until - since) * TIME_CHART_WIDTH,
+                    ),
                     start,
                     f"{format_tick(start, self._zone)} – {format_tick(end, self._zone, after=start)}",
                     self._address(start, end, ()),
@@ -378,7 +382,7 @@ class Overview:
                 if bucket.group in series:
                     series[bucket.group].append(bucket)
         filled = {
-            group: list(map(MeasuredBucket, sparkline.fill_buckets(buckets, self._window)))
+            group: list(map(MeasuredBucket, svg_charts.fill_buckets(buckets, self._window)))
             for group, buckets in series.items()
         }
         every = [at for buckets in filled.values() for at in buckets]
@@ -403,9 +407,9 @@ class Overview:
         return GroupTable(rows, len(totals), newest)
 
 
-def choose_window(period: Period) -> sparkline.Window:
+def choose_window(period: Period) -> svg_charts.Window:
     """Return the window of whole buckets that covers a period."""
-    window = sparkline.choose_window(period.since_ns, period.until_ns)
+    window = svg_charts.choose_window(period.since_ns, period.until_ns)
     if window.until_ns - window.width_ns >= period.until_ns:  # the period ends where a bucket does
         return replace(window, until_ns=window.until_ns - window.width_ns)
     return window

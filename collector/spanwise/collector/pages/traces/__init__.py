@@ -3,12 +3,10 @@
 Modules, in the order in which data flows:
 
 - `trace_list`: Trace list page: filter form, charts over time, feedback per trace.
-- `trace_panel`: Side panel of the trace list: question, answer and scores of one trace.
-- `neighbours`: Neighbours of a trace in the list from which it was opened.
+- `trace_overview`: Overview of a trace: question, answer and documents, the side panel, and its neighbours in the
+  list.
 - `trace_detail`: Trace page: overview, tree of runs, selected run, feedback form, rule decisions.
 - `tree_rows`: Rows of the run tree: positions on the time axis, totals per subtree, filters, folds, errors, JSON.
-- `tree_pickup`: Runs of a tree that a page has read, kept for the request of its script that follows.
-- `trace_overview`: Overview of a trace: question, answer, and the documents between them.
 - `trace_comparison`: Two traces side by side: totals, question, answer, documents, scores, and aligned runs.
 """
 
@@ -38,4 +36,9 @@ __all__ = [
     "traces",
     "tree",
     "value_page",
+]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "trace_list",
 ]

@@ -17,12 +17,16 @@ from spanwise.collector.dialects import CONTENT_REFERENCES
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, preferences, rendering
-from spanwise.collector.pages.components.content_view import ContentView, ToolRun
-from spanwise.collector.pages.components.escaping import format_json, mark_invisible
-from spanwise.collector.pages.traces.neighbours import find_neighbours
-from spanwise.collector.pages.traces.trace_overview import build_overview
-from spanwise.collector.pages.traces.tree_pickup import Pickup
-from spanwise.collector.pages.traces.tree_rows import MAX_WHOLE_ROWS, TreeQuery, build_tree, encode_tree, find_origins
+from spanwise.collector.pages.components.content_view import ContentView, ToolRun, format_json, mark_invisible
+from spanwise.collector.pages.traces.trace_overview import build_overview, find_neighbours
+from spanwise.collector.pages.traces.tree_rows import (
+    MAX_WHOLE_ROWS,
+    Pickup,
+    TreeQuery,
+    build_tree,
+    encode_tree,
+    find_origins,
+)
 from spanwise.collector.records import (
     Example,
     Experiment,

@@ -11,21 +11,13 @@ from dataclasses import dataclass, field, replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from spanwise.collector.clock_skew import MAX_CLOCK_SKEW_NS
 from spanwise.collector.errors import Refused
-from spanwise.collector.filters import EVALUATOR_KIND, Filter
-from spanwise.collector.pages.components import (
-    feedback_display,
-    filter_form,
-    filter_line,
-    preferences,
-    rendering,
-    sparkline,
-)
+from spanwise.collector.filters import EVALUATOR_KIND, TRACE_COLUMNS, Filter
+from spanwise.collector.pages.components import feedback_display, filter_form, preferences, rendering, svg_charts
 from spanwise.collector.pages.components.feedback_display import get_shown_judge_keys
-from spanwise.collector.pages.traces.trace_panel import load_panel
+from spanwise.collector.pages.traces.trace_overview import load_panel
+from spanwise.collector.record_corrections import MAX_CLOCK_SKEW_NS
 from spanwise.collector.records import Bucket, OpenRun, Page, TraceSummary
-from spanwise.collector.sorting import TRACE_COLUMNS
 from spanwise.collector.stores import JudgeAgreement, Store, list_open_traces
 
 TRACES_PER_PAGE = 50
@@ -46,7 +38,7 @@ _PERIODS_NS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400,
 class Overview:
     """Data of the charts above the list: a time range, its buckets, and their total."""
 
-    window: sparkline.Window
+    window: svg_charts.Window
     buckets: Sequence[Bucket]
     total: Bucket
     # totals of the groups with the most traces, and their buckets; {} without a field to group by
@@ -131,7 +123,7 @@ def charts(store: Store, request: Request) -> Response:
 def suggestions(store: Store, request: Request) -> Response:
     """Return what could complete a term of the filter line: `GET /traces/suggestions?term=&project=`."""
     typed = request.query_params.get("term", "")[:MAX_TERM_CHARACTERS]
-    found = filter_line.suggest(store, typed, request.query_params.get("project") or None)
+    found = filter_form.suggest(store, typed, request.query_params.get("project") or None)
     return JSONResponse([{"text": item.text, "hint": item.hint} for item in found], headers=rendering.SECURITY_HEADERS)
 
 
@@ -230,14 +222,14 @@ def load_overview(
 
     If the filter cannot be answered from rollups, only the `newest` traces are counted.
     """
-    view = sparkline.choose_window(since_ns, until_ns)
+    view = svg_charts.choose_window(since_ns, until_ns)
     # a filter with a time range counts the traces that the list has, not those of whole buckets
     within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns) if filter.since_ns is None else filter
     buckets = store.aggregate(within, bucket_ns=view.width_ns, newest=newest)
     total = store.aggregate(within, newest=newest) if buckets else []
     if not total:
         return None
-    overview = Overview(view, sparkline.fill_buckets(buckets, view), total[0])
+    overview = Overview(view, svg_charts.fill_buckets(buckets, view), total[0])
     if group_by is None:
         return overview
     totals = sorted(store.aggregate(within, group_by=group_by, newest=newest), key=lambda group: -group.traces)
@@ -248,7 +240,10 @@ def load_overview(
             if bucket.group in series:
                 series[bucket.group].append(bucket)
     groups = {
-        group.group or "none": (group, sparkline.fill_buckets(series[group.group], view) if series[group.group] else ())
+        group.group or "none": (
+            group,
+            svg_charts.fill_buckets(series[group.group], view) if series[group.group] else (),
+        )
         for group in largest
     }
     return replace(overview, groups=groups, group_count=len(totals))

@@ -1,4 +1,4 @@
-"""Overview of a trace: question, answer, and the documents between them.
+"""Overview of a trace: question, answer and documents, the side panel, and its neighbours in the list.
 
 It is shown above the tree, and answers what was asked, what was answered, and from which documents.
 """
@@ -6,12 +6,28 @@ It is shown above the tree, and answers what was asked, what was answered, and f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import tzinfo
+from functools import partial
+from typing import cast
+from urllib.parse import parse_qsl
 
 from spanwise.collector import content
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.filters import TRACE_COLUMNS, Filter
+from spanwise.collector.pages.components import filter_form
 from spanwise.collector.pages.components.content_view import BlockView, ContentView, ValueView
-from spanwise.collector.pages.components.feedback_display import FeedbackChip, get_author_chips
-from spanwise.collector.records import Document, Feedback, Run, TreeNode
+from spanwise.collector.pages.components.feedback_display import (
+    DocumentFeedback,
+    FeedbackChip,
+    get_author_chips,
+    summarize_documents,
+)
+from spanwise.collector.records import Document, Feedback, Run, TraceSummary, TreeNode
+from spanwise.collector.stores import Store
+
+# Overview of a trace: question, answer, and the documents between them.
 
 MAX_DOCUMENTS = 12
 MAX_CHARACTERS = 16_000  # of all texts in the overview
@@ -131,3 +147,114 @@ def list_documents(
         )
         for rank, (run, place, document) in enumerate(found, 1)
     ]
+
+
+# Side panel of the trace list: question, answer and scores of one trace.
+
+MAX_PANEL_CHARACTERS = 6_000  # of question and answer together
+MAX_SCORES = 40
+_MAX_NODES = 200  # runs of the tree among which a question or answer that the root lacks is searched
+
+
+@dataclass(frozen=True, slots=True)
+class TracePanel:
+    """Content of the panel. `summary` is None if the trace does not exist or no run of it has ended."""
+
+    trace_id: str
+    summary: TraceSummary | None = None
+    root: Run | None = None
+    question: BlockView | ValueView | None = None
+    answer: BlockView | ValueView | None = None
+    chips: Sequence[FeedbackChip] = ()
+    documents: Sequence[DocumentFeedback] = ()
+    score_count: int = 0
+
+
+def load_panel(store: Store, trace_id: str, *, raw: bool) -> TracePanel:
+    """Load the panel of a trace."""
+    summary = next(iter(store.traces(trace_ids=(trace_id,), limit=1)), None)
+    try:
+        root = store.run(trace_id)
+        nodes = store.tree(trace_id, limit=_MAX_NODES).items
+    except NotFound:
+        return TracePanel(trace_id)
+    found, view = (
+        find_exchange(root, nodes, partial(store.run, trace_id)),
+        ContentView(limit=MAX_PANEL_CHARACTERS, raw=raw),
+    )
+    asked, answered = found.asked_in.inputs, found.answered_in.outputs
+    feedback = store.feedbacks(trace_ids=(trace_id,)).items
+    chips = get_author_chips(item for item in feedback if item.target.document is None)
+    return TracePanel(
+        trace_id,
+        summary,
+        root,
+        None if asked is None else view.text(found.question) if found.question and not raw else view.value(asked, ""),
+        None if answered is None else view.text(found.answer) if found.answer and not raw else view.value(answered, ""),
+        chips[:MAX_SCORES],
+        summarize_documents(feedback),
+        len(chips),
+    )
+
+
+# Neighbours of a trace in the list from which it was opened.
+#
+# The URL of a trace has the list's own query in the parameter `from`, so that its page leads to the previous and the
+# next trace of that list, and back to its row.
+
+MAX_SORTED = 500  # traces at the beginning of a sorted list that have neighbours
+MAX_TIES = 50  # traces with the same start that are put in order
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """URLs of the list at the row of a trace, and of the previous and next trace in it; "" if there is none."""
+
+    back: str
+    previous: str = ""
+    next: str = ""
+
+
+def find_neighbours(store: Store, origin: str, trace: TraceSummary, zone: tzinfo) -> Neighbours:
+    """Return the neighbours of a trace. `origin` is the query string of the list."""
+    query = filter_form.read_query(parse_qsl(origin, keep_blank_values=True), zone=zone)
+    sort, query = filter_form.read_sort(query, TRACE_COLUMNS, feedback=True)
+    back = f"{query.address(cursor=query.fields.get('cursor'))}#t-{trace.trace_id}"
+    rows: Sequence[TraceSummary] = ()
+    with suppress(Refused):  # the list itself is refused
+        if sort in (None, "start", "-start"):
+            rows = list_by_start(store, query.filter, trace.start_ns, sort)
+        else:
+            rows = store.traces(query.filter, sort=sort, limit=MAX_SORTED).items
+    ids = [row.trace_id for row in rows]
+    if trace.trace_id not in ids:
+        return Neighbours(back)
+    place = ids.index(trace.trace_id)
+    return Neighbours(
+        back,
+        query.trace_address(ids[place - 1]) if place else "",
+        query.trace_address(ids[place + 1]) if place + 1 < len(ids) else "",
+    )
+
+
+def list_by_start(store: Store, filter: Filter, start_ns: int, sort: str | None) -> list[TraceSummary]:
+    """Return the part of a list by start around a time: the trace before, those that start then, and the trace after."""
+
+    def list_between(times: tuple[int | None, int | None], sort: str | None, limit: int) -> Sequence[TraceSummary]:
+        first, end = times
+        if filter.since_ns is not None:
+            first = max(filter.since_ns, first or filter.since_ns)
+        if filter.until_ns is not None:
+            end = min(filter.until_ns, end or filter.until_ns)
+        if None not in (first, end) and cast(int, first) >= cast(int, end):
+            return ()
+        return store.traces(replace(filter, since_ns=first, until_ns=end), sort=sort, limit=limit).items
+
+    earlier: tuple[int | None, int | None] = (None, start_ns)
+    later: tuple[int | None, int | None] = (start_ns + 1, None)
+    before, after = (earlier, later) if sort == "start" else (later, earlier)
+    same = list_between((start_ns, start_ns + 1), sort, MAX_TIES)
+    nearest = list_between(before, "-start" if sort == "start" else "start", 1)
+    # of the traces that start at the same time, the last in the order of the list
+    closest = list_between((nearest[0].start_ns, nearest[0].start_ns + 1), sort, MAX_TIES)[-1:] if nearest else ()
+    return [*closest, *same, *list_between(after, sort, 1)]

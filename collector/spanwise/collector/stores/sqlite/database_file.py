@@ -25,11 +25,16 @@ from spanwise.collector.stores.sqlite.database.connections import (
     translate_error,
     translate_file_errors,
 )
-from spanwise.collector.stores.sqlite.database.file_lock import FileLock, OwnerProcess, protect_from_fork, real_path
-from spanwise.collector.stores.sqlite.database.file_watch import FileWatch
+from spanwise.collector.stores.sqlite.database.file_lock import (
+    FileLock,
+    FileWatch,
+    OwnerProcess,
+    protect_from_fork,
+    real_path,
+)
 from spanwise.collector.stores.sqlite.database.group_commit import DiskReserve, WriteJob, Writer
 from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, read_version
-from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.sqlite.database.table_rows import StoreClock
 from spanwise.collector.stores.sqlite.maintenance import integrity
 from spanwise.collector.stores.sqlite.search import fulltext_index
 from spanwise.collector.stores.sqlite.write import feedback_table

@@ -24,8 +24,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from spanwise.evaluators.interface import get_http_status, get_response_headers, get_retry_after, is_transient
-from spanwise.evaluators.judges.llm_client.endpoint_errors import ReplyTimeout, is_connection_failure, is_rate_limited
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton
+from spanwise.evaluators.judges.llm_client.openai_backend import ReplyTimeout, is_connection_failure, is_rate_limited
 
 if TYPE_CHECKING:
     from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings

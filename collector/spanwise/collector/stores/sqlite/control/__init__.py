@@ -2,15 +2,13 @@
 
 Modules, in the order in which data flows:
 
-- `control_backend`: Control backend: all control operations; API keys, annotation queues, retention rules and the
-  audit log.
+- `control_backend`: Control backend: all control operations; API keys, queues, retention rules, audit log, budgets.
 - `datasets_and_experiments`: Versioned datasets with their examples, and experiment records.
 - `rule_versions`: Monitoring rules: versions, activation, and the history of their settings.
 - `decisions`: Decisions of rules: recording, lists, sampling probabilities, progress; reports of monitor workers.
 - `decision_rows`: Rows of decisions, addresses of their targets, and per-rule counts of traces by outcome.
 - `backfills`: Backfills: jobs that score past traces by a rule, the draws of their samples, and when these count.
 - `leases`: Leases with expiry and fencing token: on a rule's feed, and on decisions that a worker executes.
-- `budget_bookings`: Budgets: amounts reserved before they are spent, settled or expired, per period.
 - `notifications`: Notifications of alerts, and the durable state of their deliveries.
 """
 

@@ -24,8 +24,7 @@ from spanwise.collector.records import (
 )
 from spanwise.collector.request_context import get_current_actor
 from spanwise.collector.stores.sqlite.control.notifications import enqueue_notifications
-from spanwise.collector.stores.sqlite.database.bulk_statements import parse_cursor
-from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
+from spanwise.collector.stores.sqlite.database.table_rows import decode_record, encode_record, parse_cursor
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping, remove_grouping
 

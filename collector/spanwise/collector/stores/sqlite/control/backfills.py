@@ -30,9 +30,8 @@ from spanwise.collector.stores.sqlite.control.decision_rows import (
     update_rows,
 )
 from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
-from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many, select_many
-from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database.score_sum_schema import record_decisions
+from spanwise.collector.stores.sqlite.database.table_rows import decode_record, encode_record, insert_many, select_many
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_live_sums
 

@@ -13,11 +13,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from spanwise.collector.errors import NotFound
+from spanwise.collector.filters import DATASET_COLUMNS, EXPERIMENT_COLUMNS, parse_sort
 from spanwise.collector.records import JSON, Dataset, Example, Experiment, Page, apply_changes, number_duplicates
-from spanwise.collector.sorting import DATASET_COLUMNS, EXPERIMENT_COLUMNS, parse_sort
 from spanwise.collector.stores.flat_tables import ExampleRecord
-from spanwise.collector.stores.sqlite.database.bulk_statements import build_upsert_clause, insert_many, parse_cursor
-from spanwise.collector.stores.sqlite.database.column_values import decode_record, dumps, encode_record, loads
+from spanwise.collector.stores.sqlite.database.table_rows import (
+    build_upsert_clause,
+    decode_record,
+    dumps,
+    encode_record,
+    insert_many,
+    loads,
+    parse_cursor,
+)
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 from spanwise.tracer.suggestions import did_you_mean
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Decision, Target
-from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many
-from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
+from spanwise.collector.stores.sqlite.database.table_rows import dumps, insert_many, loads
 
 DAY_NS = 86_400 * 1_000_000_000
 # outcomes of decisions that wait for a worker: neither running nor final

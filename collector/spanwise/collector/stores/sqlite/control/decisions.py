@@ -39,9 +39,14 @@ from spanwise.collector.stores.sqlite.control.decision_rows import (
     update_rows,
 )
 from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
-from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many, parse_cursor, select_many
-from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database.score_sum_schema import record_decisions
+from spanwise.collector.stores.sqlite.database.table_rows import (
+    decode_record,
+    encode_record,
+    insert_many,
+    parse_cursor,
+    select_many,
+)
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
 # Stored verdict, and whether the row is open. Open rows of a version that is not in force are shown as superseded

@@ -21,9 +21,8 @@ from spanwise.collector.stores.sqlite.control.decision_rows import (
 )
 from spanwise.collector.stores.sqlite.control.decisions import expire_over_budget
 from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
-from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
-from spanwise.collector.stores.sqlite.database.column_values import dumps
 from spanwise.collector.stores.sqlite.database.score_sum_schema import record_decisions
+from spanwise.collector.stores.sqlite.database.table_rows import dumps, select_many
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
 MAX_LEASE_SECONDS = 10 * 365 * 86_400.0

@@ -8,8 +8,13 @@ from typing import Any
 
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Delivery, DeliveryOutcome, Notification, NotificationStatus, Page
-from spanwise.collector.stores.sqlite.database.bulk_statements import parse_cursor, select_many
-from spanwise.collector.stores.sqlite.database.column_values import decode_record, dumps, encode_record
+from spanwise.collector.stores.sqlite.database.table_rows import (
+    decode_record,
+    dumps,
+    encode_record,
+    parse_cursor,
+    select_many,
+)
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
 MAX_NOTIFICATIONS = 10_000  # older notifications are deleted, unless one of their deliveries is open

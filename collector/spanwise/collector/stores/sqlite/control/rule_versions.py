@@ -11,7 +11,7 @@ from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import JSON, Rule, RuleSettings, SettingsVersion, apply_changes
 from spanwise.collector.rule_policy import update_settings, validate_rule
 from spanwise.collector.stores.sqlite.control import decision_rows
-from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
+from spanwise.collector.stores.sqlite.database.table_rows import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
 MAX_SETTINGS = 20_000  # settings kept per rule: two weeks if pacing changes the rate every minute

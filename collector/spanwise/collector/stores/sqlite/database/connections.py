@@ -24,10 +24,9 @@ from spanwise.collector.errors import Closed, Halted, Refused, StoreError, Unava
 from spanwise.collector.formatting import error_group
 from spanwise.collector.records import JSON, Run
 from spanwise.collector.request_context import CURRENT_QUERY, CancellableQuery
-from spanwise.collector.stores.sqlite.database.bulk_statements import iterate_rows, select_many
-from spanwise.collector.stores.sqlite.database.column_values import loads
 from spanwise.collector.stores.sqlite.database.file_lock import OwnerProcess
 from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, PAGE_SIZE, migrate
+from spanwise.collector.stores.sqlite.database.table_rows import iterate_rows, loads, select_many
 from spanwise.collector.stores.sqlite.write.run_codec import (
     SPAN_COLUMN_COUNT,
     Fact,
@@ -156,7 +155,7 @@ def can_write(path: str) -> bool:
 
 
 MIN_SQLITE_VERSION = (3, 35, 0)
-# Size of the log from which SQLite checkpoints within a commit: see `wal_checkpoint`
+# Size of the log from which SQLite checkpoints within a commit: see `group_commit`
 AUTOCHECKPOINT_BYTES = 256 * 2**20
 # SQLite truncates the log file to this size when the log restarts, not to 0: overwriting is cheaper than growing a
 # file.

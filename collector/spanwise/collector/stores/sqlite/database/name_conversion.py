@@ -12,9 +12,9 @@ from typing import Any
 import zstandard
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.former_names import FORMER, METADATA, PRESENT, present_names
-from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
+from spanwise.collector.record_corrections import FORMER, METADATA, PRESENT, present_names
 from spanwise.collector.stores.sqlite.database.file_lock import FileLock, real_path
+from spanwise.collector.stores.sqlite.database.table_rows import dumps, loads
 from spanwise.collector.stores.sqlite.write.run_codec import PayloadCompressor, PayloadDecoder
 
 FORMER_APPLICATION_ID = 0x41535359  # "ASSY" in ASCII

@@ -140,7 +140,7 @@ CREATE TABLE responses (
   PRIMARY KEY (part, answer, span)
 ) WITHOUT ROWID;
 
--- State of incremental trace summaries (see `incremental_summary`, `span_nodes`). `data` is NULL while it is rebuilt
+-- State of incremental trace summaries (see `incremental_summary`, `trace_summary`). `data` is NULL while it is rebuilt
 CREATE TABLE states (trace INTEGER PRIMARY KEY, data BLOB);
 CREATE INDEX states_due ON states (trace) WHERE data IS NULL;
 CREATE TABLE orphans (
@@ -318,7 +318,7 @@ INSERT INTO feed VALUES (1, 0, 0, lower(hex(randomblob(8))));
 INSERT INTO numbers VALUES (0);
 """
 _SCHEMA_VERSION, OLDEST_VERSION = 21, 19
-# A store without outlets needs no index by order of feedback; see `forwarding_state`.
+# A store without outlets needs no index by order of feedback; see `feedback_table`.
 INDEX_FEEDBACK_ORDER = "CREATE INDEX IF NOT EXISTS feedback_as_said ON feedback (said) WHERE said IS NOT NULL"
 
 _DISTINCT_VALUES = (

@@ -10,11 +10,17 @@ from typing import NamedTuple
 
 from spanwise.collector.filters import Filter
 from spanwise.collector.stores.backends import DeletedTraces
-from spanwise.collector.stores.sqlite.database.bulk_statements import cut_page, delete_many, parse_cursor, select_many
-from spanwise.collector.stores.sqlite.database.column_values import INT_MAX, loads
-from spanwise.collector.stores.sqlite.query.query_plan import plan_query
+from spanwise.collector.stores.sqlite.database.table_rows import (
+    INT_MAX,
+    cut_page,
+    delete_many,
+    loads,
+    parse_cursor,
+    select_many,
+)
+from spanwise.collector.stores.sqlite.query.filter_sql import plan_query
 from spanwise.collector.stores.sqlite.search import fulltext_index
-from spanwise.collector.stores.sqlite.write import pending_amendments
+from spanwise.collector.stores.sqlite.write import side_tables
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
 
 BATCH_TRACES = 200  # traces per search
@@ -122,7 +128,7 @@ def _delete_rows(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]
     for key in keys:
         appender.text_buffer.drop(key)
     fulltext_index.remove_from_index(appender.reader, keys)
-    pending_amendments.remove_response_ids(db, keys)
+    side_tables.remove_response_ids(db, keys)
     for table in ("unindexed", "feedback", "spans", "states", "orphans", "local_roots"):
         delete_many(db, table, "trace", keys)
     delete_many(db, "open_runs", "(SELECT id FROM traces t WHERE t.trace_id = open_runs.trace_id)", keys)

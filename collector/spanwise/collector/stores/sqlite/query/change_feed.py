@@ -1,18 +1,221 @@
-"""Change feed: heads of traces in the order of their last change, and of those of a past period."""
+"""Change feed: heads of traces in the order of their last change, and the values that filters compare."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from itertools import repeat
+from typing import Any, TypeAlias, cast
 
 from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.filter_evaluation import KeyFeedback, evaluate, explain, required_values, trace_conditions
 from spanwise.collector.filters import Filter, validate_rule_filter
 from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
-from spanwise.collector.stores.sqlite.database.bulk_statements import parse_cursor
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.query.trace_values import FilterReader
+from spanwise.collector.stores.sqlite.database.table_rows import dumps, iterate_rows, loads, parse_cursor
+from spanwise.collector.stores.sqlite.query.filter_sql import VERSION_SQL, complete_sql
+from spanwise.collector.stores.sqlite.search.searchable_text import compile_match
+from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
+
+# Values of stored traces that filters compare (see `spanwise.collector.filter_evaluation`).
+
+MAX_ID_GAP = 2_000  # up to this gap, scanning the ids between two traces is cheaper than a second search
+
+BATCH_ROWS, BATCH_CHARACTERS = 1_000, 16_000_000  # traces, and characters of their JSON, that are evaluated together
+
+# SQL expressions on a row `t`, by value. `FilterReader` converts the results of those in `_CONVERTED`
+_COLUMNS: Mapping[str, str] = {
+    "trace_id": "t.trace_id",
+    "project": "t.project",
+    "environment": "t.environment",
+    "experiment_id": "t.experiment_id",
+    "example_id": "t.example_id",
+    "session_id": "t.session_id",
+    "user_id": "t.user_id",
+    "name": "t.name",
+    "kind": "t.kind",
+    "status": "t.status",
+    "start_ns": "t.start_ns",
+    "end_ns": "t.end_ns",
+    "input_tokens": "t.input_tokens",
+    "output_tokens": "t.output_tokens",
+    "cost": "t.cost",
+    "complete": complete_sql(),
+    "tags": "t.tags",
+    "metadata": "t.metadata",
+    "names": "t.names",
+    "kinds": "t.kinds",
+    "models": "t.models",
+    "prompts": "t.prompts",
+    "agents": "t.agents",
+    "finish_reasons": "t.finish_reasons",
+    "version": VERSION_SQL,
+    "time_to_first_token_ms": "t.time_to_first_token_ms",
+    "errors": "t.error_count",
+    "feedback": "NULL",
+    "texts": "EXISTS (SELECT 1 FROM unindexed u WHERE u.trace = t.id)",  # the trace waits for full-text indexing
+}
+# Lists of the distinct values of all runs: the condition on them, and their column in `spans`
+_LISTS = {"names": ("any_name", "name"), "kinds": ("any_kind", "kind"), "models": ("model", "model")}
+# The index is forced. Otherwise SQLite would choose the index of scores and scan the scores of all traces.
+_SELECT_FEEDBACK = (
+    "SELECT f.trace, f.key, f.outcome, f.score, f.label, f.document IS NOT NULL FROM feedback f INDEXED BY feedback_by_trace"
+    " WHERE f.key IN (SELECT value FROM json_each(?)) AND f.rule IS NULL AND f.trace IN (%s)"
+    " ORDER BY f.created_ns, f.rowid"
+)
+_NO_FEEDBACK = KeyFeedback()
+_NO_KEYS: Mapping[str, KeyFeedback] = {}
+_JSON = ("tags", "metadata", "prompts", "agents", "finish_reasons", *_LISTS)
+_CONVERTED = (*_JSON, "errors", "feedback", "texts")
+Rows: TypeAlias = list[list[Any]]
+
+
+class FilterReader:
+    """Reader of traces with the results of some filters.
+
+    It selects columns of the caller, and those that the filters require.
+    """
+
+    def __init__(self, reader: Reader, filters: Sequence[Filter], columns: Sequence[str] = ()) -> None:
+        """Compile the filters. `columns` are SQL expressions on a row `t`. Raise `Refused` for an invalid filter."""
+        self._db, self._check_query, self._filters = reader.db, reader.check_stopped, filters
+        self._conditions = [trace_conditions(filter) for filter in filters]
+        required = set[str]().union(*map(required_values, self._conditions))
+        wanted = {name: column for name, column in _COLUMNS.items() if name in required}
+        # each column only once, because reading it costs as much as finding the row
+        self._columns = list(dict.fromkeys([*columns, "t.id", *wanted.values()]))
+        self._positions = {name: self._columns.index(column) for name, column in wanted.items()}
+        self._id = self._columns.index("t.id")
+
+    def read(self, source: str, values: Sequence[Any]) -> Iterator[tuple[Any, tuple[bool | None, ...]]]:
+        """Yield each selected row, which begins with the caller's columns, and the result of each filter."""
+        for rows in self._select(source, values):
+            traces = self._convert(rows)
+            by_filter = []
+            for conditions in self._conditions:
+                self._check_query()
+                by_filter.append(evaluate(conditions, traces, self._positions))
+            yield from zip(rows, zip(*by_filter, strict=True) if by_filter else repeat(()), strict=False)
+
+    def explain(self, source: str, values: Sequence[Any]) -> list[list[ConditionResult]]:
+        """Return the results of the conditions of the first filter for each selected trace."""
+        traces = [trace for rows in self._select(source, values) for trace in self._convert(rows)]
+        return [explain(self._conditions[0], trace, self._positions) for trace in traces]
+
+    def _select(self, source: str, values: Sequence[Any]) -> Iterator[list[Any]]:
+        """Yield rows in batches of at most `BATCH_ROWS` rows, whose JSON has about `BATCH_CHARACTERS` characters."""
+        cursor = self._db.execute(f"SELECT {', '.join(self._columns)} {source}", values)
+        positions = [self._positions[name] for name in _JSON if name in self._positions]
+        if not positions:
+            yield from iter(lambda: cursor.fetchmany(BATCH_ROWS), [])
+            return
+        rows, characters = list[Any](), 0
+        for row in cursor:
+            rows.append(row)
+            for position in positions:
+                characters += len(row[position] or "")
+            if len(rows) == BATCH_ROWS or characters > BATCH_CHARACTERS:
+                yield rows
+                rows, characters = [], 0
+        yield rows
+
+    def _convert(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """Return the rows with the values that conditions expect."""
+        converted = [name for name in self._positions if name in _CONVERTED]
+        if not converted:
+            return rows
+        traces = list(map(list, rows))
+        for name in converted:
+            at = self._positions[name]
+            if name in _LISTS:
+                self._add_list(traces, at, *_LISTS[name])
+            elif name in _JSON:
+                for row in traces:
+                    row[at] = loads(row[at]) if row[at] else {}
+            elif name == "errors":
+                for row in traces:
+                    row[at] = _SpanErrors(self._db, row[self._id]) if row[at] else ()
+            elif name == "feedback":
+                self._add_feedback(traces, at)
+            else:
+                self._add_texts(traces, at)
+        return traces
+
+    def _add_list(self, rows: Rows, at: int, condition: str, column: str) -> None:
+        """Decode a list. If it has reached its maximum length, add the wanted values that only the spans have."""
+        wanted = {value for filter in self._filters if (value := getattr(filter, condition)) is not None}
+        sql = f"SELECT DISTINCT {column} FROM spans WHERE trace = ? AND {column} IN (SELECT value FROM json_each(?))"
+        for row in rows:
+            listed = loads(row[at]) if row[at] else ()
+            if len(listed) >= MAX_LISTED and not wanted.issubset(listed):
+                listed = [*listed, *(value for (value,) in self._db.execute(sql, (row[self._id], dumps([*wanted]))))]
+            row[at] = listed
+
+    def _add_feedback(self, rows: Rows, at: int) -> None:
+        keys = {
+            key
+            for filter in self._filters
+            for key in (
+                *(key for key, _, _ in filter.feedback),
+                *(*filter.missing, *filter.untried, *filter.failed, *filter.skipped),
+            )
+        }
+        found: dict[int, dict[str, KeyFeedback]] = {}
+        ids = [row[self._id] for row in rows]
+        selected = iterate_rows(self._db, _SELECT_FEEDBACK, ids, (dumps([*keys]),))
+        for trace, key, outcome, score, label, is_of_document in selected:
+            feedback = found.setdefault(trace, {})
+            known = feedback.get(key, _NO_FEEDBACK)
+            if is_of_document:
+                feedback[key] = known._replace(total=known.total + 1)
+            else:
+                feedback[key] = KeyFeedback(outcome, score, label, known.total + 1)
+        for row in rows:
+            row[at] = found.get(row[self._id], _NO_KEYS)
+
+    def _add_texts(self, rows: Rows, at: int) -> None:
+        ids = [row[self._id] for row in rows]
+        found = {text: find_text(self._db, text, ids) for filter in self._filters if (text := filter.text) is not None}
+        for row in rows:
+            is_waiting = row[at]
+            row[at] = None if is_waiting else [text for text, traces in found.items() if row[self._id] in traces]
+
+
+class _SpanErrors:
+    """Error texts of the runs of a trace. They are read while they are iterated."""
+
+    def __init__(self, db: sqlite3.Connection, trace: int) -> None:
+        self._db, self._trace = db, trace
+
+    def __iter__(self) -> Iterator[str]:
+        sql = "SELECT coalesce(error, '') FROM spans WHERE trace = ? AND (error IS NOT NULL OR status = 'error')"
+        for (error,) in self._db.execute(sql, (self._trace,)):
+            yield error
+
+
+def find_text(db: sqlite3.Connection, text: str, traces: Iterable[int]) -> set[int]:
+    """Return which of some traces contain all terms of a text, by the full-text index.
+
+    Traces with adjacent ids are searched together. One query per trace would walk part of the posting list of a
+    frequent word each time.
+    """
+    match = compile_match(text)
+    sql = "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ?"
+    ranges = split_ranges(sorted(traces)) if match else ()
+    return {row[0] for ids in ranges for row in db.execute(sql, (match, ids[0], ids[-1]))}
+
+
+def split_ranges(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Split ascending ids where the gap to the previous id is larger than `MAX_ID_GAP`."""
+    begin = 0
+    for end in range(1, len(ids) + 1):
+        if end == len(ids) or ids[end] - ids[end - 1] > MAX_ID_GAP:
+            yield ids[begin:end]
+            begin = end
+
+
+# Change feed: heads of traces in the order of their last change, and of those of a past period.
 
 MAX_HEADS = 10_000  # maximum number of heads in a page
 MAX_FILTERS = 500  # maximum number of filters in a call

@@ -11,8 +11,19 @@ from spanwise.collector.content import summarize
 from spanwise.collector.errors import NotFound, TooLarge
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, MAX_UNINDEXED, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
-from spanwise.collector.stores.capabilities import LazyTrace
-from spanwise.collector.stores.run_tree import (
+from spanwise.collector.stores.sqlite.database import table_rows
+from spanwise.collector.stores.sqlite.database.connections import SELECT_RUN, Reader
+from spanwise.collector.stores.sqlite.database.table_rows import loads, parse_cursor, select_many
+from spanwise.collector.stores.sqlite.query import record_lists
+from spanwise.collector.stores.sqlite.query.filter_sql import (
+    compile_visible_filter,
+    complete_sql,
+    join_conditions,
+    plan_query,
+)
+from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
+from spanwise.collector.stores.store_interfaces import LazyTrace
+from spanwise.collector.stores.trace_assembly import (
     DerivationNode,
     RunNode,
     apply_derived_values,
@@ -23,14 +34,6 @@ from spanwise.collector.stores.run_tree import (
     make_branch,
     walk_tree,
 )
-from spanwise.collector.stores.sqlite.database import bulk_statements
-from spanwise.collector.stores.sqlite.database.bulk_statements import parse_cursor, select_many
-from spanwise.collector.stores.sqlite.database.column_values import loads
-from spanwise.collector.stores.sqlite.database.connections import SELECT_RUN, Reader
-from spanwise.collector.stores.sqlite.query import feedback_and_sessions, sorted_lists
-from spanwise.collector.stores.sqlite.query.filter_sql import compile_visible_filter, complete_sql, join_conditions
-from spanwise.collector.stores.sqlite.query.query_plan import plan_query
-from spanwise.collector.stores.sqlite.write import feedback_table, sender_records
 
 T = TypeVar("T")
 _SELECT_NODES = f"SELECT trace, id, {','.join(DerivationNode._fields)} FROM spans WHERE trace IN (%s)"
@@ -90,11 +93,11 @@ _SUMMARY_COLUMNS = (
 def list_traces(
     reader: Reader, filter: Filter, limit: int, cursor: str | None, sort: str | None = None
 ) -> Page[TraceSummary]:
-    """Return one page of summaries, latest start first or in another order (see `sorted_lists`)."""
+    """Return one page of summaries, latest start first or in another order (see `record_lists`)."""
     newest: int | None = None
     rows: Sequence[Any]
     if sort:
-        page = sorted_lists.list_sorted_traces(reader.db, filter, sort, limit, cursor)
+        page = record_lists.list_sorted_traces(reader.db, filter, sort, limit, cursor)
         sql = f"SELECT {_SUMMARY_COLUMNS} FROM traces t WHERE t.id IN (%s)"
         found = {row[0]: row for row in select_many(reader.db, sql, page.ids)}
         rows, next, newest = [found[key] for key in page.ids if key in found], page.next, page.newest
@@ -105,10 +108,10 @@ def list_traces(
         by = "ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
         sql = f"SELECT {_SUMMARY_COLUMNS} FROM {plan.source} WHERE {plan.where} {by}"
         fetched = reader.db.execute(sql, (*plan.values, limit + 1)).fetchall()
-        rows, next = bulk_statements.cut_page(fetched, limit, time=4, key=0)
+        rows, next = table_rows.cut_page(fetched, limit, time=4, key=0)
     roots = read_roots(reader, {row[21]: RootRow(row[0], row[6], row[10]) for row in rows}, make_preview)
     ids = [row[0] for row in rows]
-    latest = feedback_and_sessions.read_newest_scores(reader.db, ids)
+    latest = record_lists.read_newest_scores(reader.db, ids)
     # by trace and outcome: the feedback keys whose newest outcome is an error or a skip
     unscored: dict[int, dict[str, list[str]]] = {}
     for trace, outcome, key in select_many(reader.db, _SELECT_UNSCORED, ids):
@@ -290,7 +293,7 @@ def read_headers(reader: Reader, trace_ids: Sequence[str]) -> dict[str, TraceHea
     sql = feedback_table.SELECT_FEEDBACK + " WHERE f.trace IN (%s) ORDER BY f.created_ns, f.rowid"
     for trace, outcome in feedback_table.read_feedback_rows(select_many(reader.db, sql, keys)):
         feedback.setdefault(trace, []).append(outcome)
-    running = sender_records.read_open_runs(reader.db, rows)
+    running = side_tables.read_open_runs(reader.db, rows)
     headers = {}
     for trace_id in [trace_id for trace_id in wanted if trace_id in rows]:
         key, root, size, complete, dropped, calls_sent = rows[trace_id]

@@ -2,8 +2,7 @@
 
 Modules, in the order in which data flows:
 
-- `latency_histogram`: Latency histograms (DDSketch bins), exact latencies in order, and their percentiles.
-- `rollup_delta`: Contribution of traces and feedback to the rollup of their hour, as exact deltas.
+- `rollup_delta`: Contribution of traces and feedback to the rollup of their hour, latency histograms included.
 - `hourly_rollups`: Hourly rollups, updated in the transaction that changes traces or feedback.
 - `sealed_rollups`: Rollups of sealed hours and days: bucket totals, exact latencies and names of runs.
 - `aggregation`: Aggregates over time: buckets from rollups where they cover the time range, from rows elsewhere.

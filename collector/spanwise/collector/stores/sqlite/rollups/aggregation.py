@@ -20,9 +20,14 @@ import orjson
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket
-from spanwise.collector.stores.sqlite.database.column_values import INT_MAX, dumps
-from spanwise.collector.stores.sqlite.query.filter_sql import VERSION_SQL
-from spanwise.collector.stores.sqlite.query.query_plan import QueryPlan, plan_experiments, plan_latencies, plan_query
+from spanwise.collector.stores.sqlite.database.table_rows import INT_MAX, dumps
+from spanwise.collector.stores.sqlite.query.filter_sql import (
+    VERSION_SQL,
+    QueryPlan,
+    plan_experiments,
+    plan_latencies,
+    plan_query,
+)
 from spanwise.collector.stores.sqlite.rollups.hourly_rollups import SEALED
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     ALL_MODELS,

@@ -1,7 +1,7 @@
 """Hourly rollups, updated in the transaction that changes traces or feedback.
 
 After every transaction, `sums` and `sums_said` equal the totals of the rows of each hour, with two exceptions.
-`sums_hours` marks an hour `STALE` if it must be recounted (see `maintenance.rebuild_jobs`), and `TOO_LARGE` if it has
+`sums_hours` marks an hour `STALE` if it must be recounted (see `maintenance.background_jobs`), and `TOO_LARGE` if it has
 too many names, models, keys or labels. Queries read such hours from rows. A transaction that changes a sealed hour or
 day (see `sealed_rollups`) also marks it as no longer sealed.
 """
@@ -14,9 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
+from spanwise.collector.stores.sqlite.database.table_rows import select_many
 from spanwise.collector.stores.sqlite.rollups import sealed_rollups
-from spanwise.collector.stores.sqlite.rollups.latency_histogram import add_to_bins, unpack_bins
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     HOUR_NS,
     MAX_HOUR_ROWS,
@@ -27,11 +26,13 @@ from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     RollupTooLarge,
     TraceAmounts,
     TraceContribution,
+    add_to_bins,
     from_units,
     read_contributions,
     read_counted_feedback,
     read_feedback_under,
     sum_hour,
+    unpack_bins,
 )
 
 _INT_MAX = 2**63 - 1
@@ -235,7 +236,7 @@ class HourlyRollups:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        # Changes of hours that are being recounted, see `maintenance.rebuild_jobs`
+        # Changes of hours that are being recounted, see `maintenance.background_jobs`
         self._recorded: dict[int, RollupDelta] = {}
         self._hours: dict[int, tuple[int, int]] = {}  # state, and number of rows
         self._unsealed_hours: set[int] = set()  # hours already marked as changed, with their days

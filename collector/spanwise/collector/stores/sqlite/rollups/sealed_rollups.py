@@ -20,22 +20,19 @@ from msgspec import msgpack
 
 from spanwise.collector.records import Bucket, FeedbackStats
 from spanwise.collector.statistics import Tally, percentile
-from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many
-from spanwise.collector.stores.sqlite.database.column_values import loads
-from spanwise.collector.stores.sqlite.rollups.latency_histogram import (
-    RELATIVE_ERROR,
-    compute_bin_percentiles,
-    find_bin,
-    pack_bins,
-    unpack_bins,
-)
+from spanwise.collector.stores.sqlite.database.table_rows import insert_many, loads
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     ALL_MODELS,
     DAY_NS,
     DOCUMENT_SUFFIX,
     HOUR_NS,
     MAX_HOUR_ROWS,
+    RELATIVE_ERROR,
+    compute_bin_percentiles,
+    find_bin,
     get_hour_bounds,
+    pack_bins,
+    unpack_bins,
 )
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 

@@ -1,7 +1,7 @@
 """Full-text index: FTS5 entries per trace, re-indexing of growing traces, merging of segments.
 
 Each trace has one entry in an FTS5 table that records which word is at which position in which trace, without the text.
-Queries find words, beginnings of words, and phrases (see `fulltext_tokens`). A background thread makes the entries: a write puts the trace's key into `unindexed` in the same transaction, so that pending work survives a crash.
+Queries find words, beginnings of words, and phrases (see `searchable_text`). A background thread makes the entries: a write puts the trace's key into `unindexed` in the same transaction, so that pending work survives a crash.
 
 The text of a new trace comes from memory (`searchable_text.TextBuffer`), else from its payloads, which are read in
 parallel to the writer. An existing entry can only be rebuilt as a whole. This is done when the trace has grown by
@@ -25,20 +25,20 @@ from typing import NamedTuple, TypeVar
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import JSON
-from spanwise.collector.stores.sqlite.database.bulk_statements import (
+from spanwise.collector.stores.sqlite.database.connections import Reader
+from spanwise.collector.stores.sqlite.database.table_rows import (
     build_upsert_clause,
     delete_many,
     insert_many,
     iterate_rows,
     select_many,
 )
-from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.search.fulltext_tokens import split_text
 from spanwise.collector.stores.sqlite.search.searchable_text import (
     LEAF_SEPARATOR,
     MAX_TRACE_CHARACTERS,
     TextBuffer,
     iterate_leaves,
+    split_text,
 )
 
 log = logging.getLogger("spanwise.collector")

@@ -14,27 +14,25 @@ from typing import NamedTuple
 import msgspec
 
 from spanwise.collector.filters import EVALUATOR_KIND
-from spanwise.collector.stores.sqlite.database.column_values import dumps
+from spanwise.collector.stores.sqlite.database.table_rows import dumps
 from spanwise.collector.stores.sqlite.write.run_codec import Fact, SpanCounts
-from spanwise.collector.stores.sqlite.write.span_nodes import (
+from spanwise.collector.stores.sqlite.write.trace_summary import (
     COST_FLAG,
+    MAX_LISTED,
     MAX_RECORDS_IN_MEMORY,
+    PICO,
     TOKENS_FLAG,
+    LabelTotals,
     LocalRoot,
     OrphanedSpans,
     RecordTable,
     SpanNode,
     StepLimitExceeded,
-    TraceNodes,
-    make_node,
-)
-from spanwise.collector.stores.sqlite.write.trace_summary import (
-    MAX_LISTED,
-    PICO,
-    LabelTotals,
     SummaryRow,
+    TraceNodes,
     counts_sort_key,
     encode_models,
+    make_node,
     to_pico,
 )
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import orjson
 import zstandard
 
-from spanwise.collector.former_names import FORMER, PRESENT
+from spanwise.collector.record_corrections import FORMER, PRESENT
 from spanwise.collector.records import JSON, Document, Event, Link, Run, Usage, make_fast_constructor
-from spanwise.collector.stores.sqlite.database.column_values import INT_MAX, clean, dumps, loads
+from spanwise.collector.stores.sqlite.database.table_rows import INT_MAX, clean, dumps, loads
 from spanwise.collector.stores.sqlite.search.searchable_text import add_leaves, join_leaves
 from spanwise.tracer import attribute_names as names
-from spanwise.tracer.propagation_targets import get_destination
+from spanwise.tracer.http_connections import get_destination
 
 TRACE_STATE = "otel.trace_state"  # attribute with the tracestate as received
 SAMPLE_RATE = "spanwise.sample_rate"  # sent by earlier versions of our tracer instead of a threshold

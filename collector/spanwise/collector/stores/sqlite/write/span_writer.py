@@ -12,24 +12,21 @@ from typing import NamedTuple
 
 from spanwise.collector.errors import Refused, StoreError, Unavailable
 from spanwise.collector.records import JSON, Feedback, OpenRun, Target
-from spanwise.collector.stores import amendment_merge
-from spanwise.collector.stores.amendment_merge import FEEDBACK_FIELD
-from spanwise.collector.stores.sqlite.database.bulk_statements import build_upsert_clause, insert_many, select_many
-from spanwise.collector.stores.sqlite.database.column_values import loads
+from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.sqlite.database.table_rows import (
+    StoreClock,
+    build_upsert_clause,
+    insert_many,
+    loads,
+    select_many,
+)
 from spanwise.collector.stores.sqlite.rollups.hourly_rollups import HourlyRollups
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import TraceContribution, make_contribution
 from spanwise.collector.stores.sqlite.search import fulltext_index
 from spanwise.collector.stores.sqlite.search.searchable_text import TextBuffer
-from spanwise.collector.stores.sqlite.write import pending_amendments
+from spanwise.collector.stores.sqlite.write import side_tables
 from spanwise.collector.stores.sqlite.write.incremental_summary import IncrementalSummary, summarize_from_scratch
-from spanwise.collector.stores.sqlite.write.pending_amendments import (
-    ANY_PROJECT,
-    NO_TRACE,
-    AmendmentTarget,
-    PendingAmendments,
-)
 from spanwise.collector.stores.sqlite.write.run_codec import (
     SPAN_COLUMN_COUNT,
     ZSTD_FRAME_HEADER,
@@ -41,15 +38,18 @@ from spanwise.collector.stores.sqlite.write.run_codec import (
     encode_amended_run,
     read_dictionary_id,
 )
-from spanwise.collector.stores.sqlite.write.sender_records import (
+from spanwise.collector.stores.sqlite.write.side_tables import (
+    ANY_PROJECT,
+    NO_TRACE,
+    AmendmentTarget,
     DestinationTable,
     FilterValueTable,
     OpenRunTable,
+    PendingAmendments,
     ProcessTable,
     ResourceTable,
+    Tombstones,
 )
-from spanwise.collector.stores.sqlite.write.span_nodes import StepLimitExceeded, TraceNodes
-from spanwise.collector.stores.sqlite.write.tombstones import Tombstones
 from spanwise.collector.stores.sqlite.write.trace_cache import (
     FLAG_COLUMNS,
     FLAG_VALUES,
@@ -58,7 +58,8 @@ from spanwise.collector.stores.sqlite.write.trace_cache import (
     NewTrace,
     SummaryStorage,
 )
-from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow
+from spanwise.collector.stores.sqlite.write.trace_summary import StepLimitExceeded, SummaryRow, TraceNodes
+from spanwise.collector.stores.trace_assembly import FEEDBACK_FIELD
 
 CACHED_SPANS = 20_000  # limit of the cache in spans; the state of a trace counts as the spans that take as much memory
 MAX_RECENT_ROWS = 500  # spans that may arrive while their trace is rebuilt in the background
@@ -156,7 +157,7 @@ class Appender:
         self.running, self.processes = OpenRunTable(self.db, clock), ProcessTable(self.db, clock)
         self.waiting = PendingAmendments(self.db, clock)
         self.destinations = DestinationTable(self.db)
-        self.sums, self.responses = HourlyRollups(self.db), pending_amendments.ResponseIdWriter(self.db)
+        self.sums, self.responses = HourlyRollups(self.db), side_tables.ResponseIdWriter(self.db)
         # Feedback of amendments whose run is stored now. The caller of `write` or `amend` writes it
         self.due_feedback: list[Feedback] = []
         self._next_trace = self._next_span = 1
@@ -356,7 +357,7 @@ class Appender:
         Returns False if the amendment waits for the run, and True if the run is stored or was deleted.
         """
         if target.trace_id == NO_TRACE:
-            found = pending_amendments.find_by_response_id(self.reader, target.span_id)
+            found = side_tables.find_by_response_id(self.reader, target.span_id)
             found = [(trace_id, fact) for trace_id, fact in found if target.project in (ANY_PROJECT, fact.project)]
             if FEEDBACK_FIELD in fields:
                 found = _choose_evaluated_call(target.span_id, found)
@@ -385,8 +386,8 @@ class Appender:
         if target.project not in (ANY_PROJECT, stored.fact.project):
             return False
         fields = self._take_feedback(target.trace_id, target.span_id, fields)
-        run = amendment_merge.apply_amendment(stored.run, fields, stored.amended)
-        fields_so_far = amendment_merge.merge_fields(stored.amended, fields)
+        run = trace_assembly.apply_amendment(stored.run, fields, stored.amended)
+        fields_so_far = trace_assembly.merge_fields(stored.amended, fields)
         if (run, fields_so_far) != (stored.run, stored.amended):
             old = stored.fact
             fact, payload = encode_amended_run(run, fields_so_far, old.size if old.sent is None else old.sent)
@@ -405,7 +406,7 @@ class Appender:
         if FEEDBACK_FIELD not in fields:
             return fields
         target = Target(trace_id=trace_id, span_id=span_id)
-        self.due_feedback += amendment_merge.make_feedback(target, fields[FEEDBACK_FIELD])
+        self.due_feedback += trace_assembly.make_feedback(target, fields[FEEDBACK_FIELD])
         return {name: value for name, value in fields.items() if name != FEEDBACK_FIELD}
 
     def _store_amended_run(self, target: AmendmentTarget, change: _SpanChange) -> None:
@@ -517,7 +518,7 @@ class Appender:
             return None
         if old.sent is not None:
             fields = self.reader.stored("", row).amended
-            run = amendment_merge.reapply_amendments(decode_run("", came.fact, self._read(came.payload), {}), fields)
+            run = trace_assembly.reapply_amendments(decode_run("", came.fact, self._read(came.payload), {}), fields)
             fact, payload = encode_amended_run(run, fields, came.fact.size)
             came = came._replace(fact=fact, payload=payload)
         return _SpanChange(row, came, old)
@@ -625,8 +626,8 @@ class Appender:
         for waiting in amendments:
             fields = self._take_feedback(trace_id, fact.span_id, waiting)
             run, all_fields = (
-                amendment_merge.apply_amendment(run, fields, all_fields),
-                amendment_merge.merge_fields(all_fields, fields),
+                trace_assembly.apply_amendment(run, fields, all_fields),
+                trace_assembly.merge_fields(all_fields, fields),
             )
         return _IncomingSpan(*encode_amended_run(run, all_fields, fact.size), came.resource) if all_fields else came
 

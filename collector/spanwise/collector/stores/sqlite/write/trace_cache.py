@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from spanwise.collector.errors import StoreError
-from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many, select_many
 from spanwise.collector.stores.sqlite.database.connections import Reader
+from spanwise.collector.stores.sqlite.database.table_rows import insert_many, select_many
 from spanwise.collector.stores.sqlite.write.incremental_summary import (
     CHARACTERS_PER_SPAN,
     IncrementalSummary,
@@ -19,14 +19,15 @@ from spanwise.collector.stores.sqlite.write.incremental_summary import (
     unpack_totals,
 )
 from spanwise.collector.stores.sqlite.write.run_codec import Fact
-from spanwise.collector.stores.sqlite.write.span_nodes import (
+from spanwise.collector.stores.sqlite.write.trace_summary import (
     COST_FLAG,
     MAX_RECORDS_IN_MEMORY,
     TOKENS_FLAG,
     SpanNode,
+    SummaryRow,
     TraceNodes,
+    summarize_trace,
 )
-from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow, summarize_trace
 
 # largest trace whose spans are read again if it is not cached; of larger traces, the state is stored
 SMALL_TRACE_SPANS = 64
