@@ -322,7 +322,7 @@ def test_a_notification_links_to_the_chart_and_to_the_traces_that_moved_the_esti
     [notification] = traffic.notified
     assert notification.links["Trace 1"] == f"/traces/{heavy}"
     assert len(notification.links) == 12
-    assert notification.links["Chart"].startswith("/rules/support?project=default&since=")
+    assert notification.links["Chart"].startswith("/rules/support?project=default&range=24h&until=")
     assert notification.facts["condition"] == "below 0.8 over 24 h"
 
 

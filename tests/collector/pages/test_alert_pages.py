@@ -110,3 +110,18 @@ def test_markup_in_names_and_groups_is_escaped(store, client):
         answer = client.get(address)
         assert answer.status_code == 200
         assert "<img" not in answer.text
+
+
+def test_the_page_of_a_rule_shows_its_alerts_and_marks_the_charts(firing, client):
+    [status] = [one for one in firing.store.status() if one.rule.name == RULE.name]
+    address = firing.notified[0].links["Chart"].partition("#")[0]
+    answer = client.get(address)
+    assert answer.status_code == 200, status
+    assert 'class="mark firing"' in answer.text
+    assert re.search(r"grounded: firing, ", answer.text)
+    assert re.search(r"Alerts:.*?grounded</a> <span class=\"state bad\">firing", answer.text, re.DOTALL)
+
+
+@pytest.mark.parametrize("until", ["x", "-1", "9" * 20, "0"])
+def test_the_end_of_a_rules_charts_is_a_time(firing, client, until):
+    assert client.get(f"/rules/support?project=default&until={until}").status_code == 400

@@ -250,7 +250,9 @@ def _list_links(store: Store, alert: Alert, group: AlertGroup) -> Mapping[str, s
     links = {"Alert": f"/alerts/{quote(alert.name, safe='')}?{urlencode({'project': alert.project})}"}
     span = urlencode({"project": alert.project, "since": numbers.since_ns, "until": numbers.until_ns})
     if alert.rule is not None:
-        links["Chart"] = f"/rules/{quote(alert.rule, safe='')}?{span}"
+        period = next(name for name, days in (("24h", 1), ("7d", 7), ("30d", 30)) if alert.window_s <= days * 86_400)
+        chart = urlencode({"project": alert.project, "range": period, "until": numbers.until_ns})
+        links["Chart"] = f"/rules/{quote(alert.rule, safe='')}?{chart}#scores"
     elif not is_operational(alert):
         links["Chart"] = f"/traces?{span}"
     for number, trace_id in enumerate(find_moving_traces(store, alert, group), start=1):

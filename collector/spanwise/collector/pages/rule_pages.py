@@ -65,6 +65,7 @@ RANGES: Mapping[str, tuple[str, int, int]] = {
     "30d": ("30 days", 30, _DAY_NS),
 }
 PERCENTILES: Mapping[str, float] = {"p5": 5.0, "p50": 50.0, "p95": 95.0}
+MAX_ALERT_EVENTS = 200  # newest changes of each alert that are marked on charts
 MAX_CHARTS = 12  # keys and labels of a rule
 MAX_PERCENTILE_OUTCOMES = 20_000  # newest outcomes that are read for percentiles
 BACKFILL_STATES: Mapping[str, str] = {"pause": "paused", "resume": "running", "cancel": "cancelled"}
@@ -150,7 +151,10 @@ def rule(store: Store, request: Request) -> Response:
         rule=status.rule,
         verdict=verdict,
         page=page,
-        charts=make_charts(store, status.rule, read_range(query), query.get("quantity", ""), time.time_ns()),
+        charts=make_charts(store, status.rule, read_range(query), query.get("quantity", ""), read_end(query)),
+        until=query.get("until", ""),
+        alerts=[alert for alert in store.alerts(project=project) if alert.rule == name],
+        alert_groups=store.alert_groups(project=project),
         range=read_range(query),
         ranges_of_page={name: label for name, (label, *_) in RANGES.items()},
         quantity=query.get("quantity", ""),
@@ -180,6 +184,14 @@ class ChartPoint:
     value: float | None
 
 
+class AlertMark(NamedTuple):
+    """Mark of a chart: a change of an alert's status, and its place on the time axis."""
+
+    x: float
+    is_firing: bool
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreChart:
     """Chart of a key, or of the share of one of its labels, with the estimate of the whole time range."""
@@ -193,6 +205,7 @@ class ScoreChart:
     chart: TimeChart
     corrected: CorrectedMean | None = None  # mean of human labels
     agreement: str = ""
+    marks: Sequence[AlertMark] = ()
 
     def text(self, value: float | None) -> str:
         """Format a value as a share or a score."""
@@ -220,8 +233,19 @@ def read_range(query: Mapping[str, str]) -> str:
     return name
 
 
+def read_end(query: Mapping[str, str]) -> int:
+    """Return the end of the charts, `until` in nanoseconds since 1970; by default now. Raise `Refused`."""
+    text = query.get("until", "")
+    if text and not (text.isdecimal() and len(text) <= 19 and 0 < int(text) < 2**63):
+        raise Refused(f"until must be a time in nanoseconds since 1970, got {text[:100]!r}")
+    return int(text) if text else time.time_ns()
+
+
 def make_charts(store: Store, rule: Rule, period: str, quantity: str, now_ns: int) -> list[ScoreChart]:
-    """Return the charts of a rule's keys and labels, up to now. `quantity` is "" or one of `PERCENTILES`."""
+    """Return the charts of a rule's keys and labels, up to `now_ns`, with the changes of the rule's alerts.
+
+    `quantity` is "" or one of `PERCENTILES`.
+    """
     if quantity and quantity not in PERCENTILES:
         raise Refused(f"unknown quantity {quantity[:100]!r}; expected one of: {', '.join(PERCENTILES)}")
     _, count, width = RANGES[period]
@@ -239,6 +263,7 @@ def make_charts(store: Store, rule: Rule, period: str, quantity: str, now_ns: in
     by_place: dict[tuple[str, str | None], dict[int, ScorePoint]] = {}
     for point in estimate(width):
         by_place.setdefault((point.estimate.key, point.label), {})[point.start_ns] = point
+    marks = find_alert_marks(store, rule, since, until)
     checks = JudgeAgreement(store)
     judged = {str(entry.get("key") or entry.get("id")) for entry in rule.evaluators if entry.get("source") == "model"}
     charts = []
@@ -247,6 +272,7 @@ def make_charts(store: Store, rule: Rule, period: str, quantity: str, now_ns: in
         points = by_place.get((key, label), {})
         starts = [since + place * width for place in range(count)]
         chart = _draw(total, starts, [points.get(start) for start in starts], width)
+        chart = replace(chart, marks=marks.get((key, label), ()))
         if label is None and not quantity and (key in judged or not judged):
             check = checks.of(key)
             if check.pairs:
@@ -254,6 +280,25 @@ def make_charts(store: Store, rule: Rule, period: str, quantity: str, now_ns: in
                 chart = replace(chart, corrected=corrected, agreement=str(check.agreement))
         charts.append(chart)
     return charts
+
+
+def find_alert_marks(
+    store: Store, rule: Rule, since_ns: int, until_ns: int
+) -> Mapping[tuple[str, str | None], Sequence[AlertMark]]:
+    """Return the changes of the rule's alerts in a time range, by key and label: from and to firing."""
+    found: dict[tuple[str, str | None], list[AlertMark]] = {}
+    for alert in store.alerts(project=rule.project):
+        if alert.rule != rule.name or alert.key is None:
+            continue
+        for event in store.alert_events(project=alert.project, alert=alert.name, limit=MAX_ALERT_EVENTS):
+            is_change = "firing" in (event.before, event.after)
+            if is_change and since_ns <= event.at_ns <= until_ns:
+                x = TIME_CHART_WIDTH * (event.at_ns - since_ns) / (until_ns - since_ns)
+                name = alert.name if event.group is None else f"{alert.name} [{event.group}]"
+                text = f"{name}: {event.after}, {formatting.date_and_time(event.at_ns)}"
+                mark = AlertMark(x, event.after == "firing", text)
+                found.setdefault((alert.key, alert.label), []).append(mark)
+    return found
 
 
 def _draw(total: ScorePoint, starts: Sequence[int], points: Sequence[ScorePoint | None], width_ns: int) -> ScoreChart:
