@@ -455,3 +455,14 @@ def test_an_edited_rule_starts_without_data_and_what_fires_goes_on(traffic):
     traffic.score(shares(1.0), rule=new, since_h=28, now=NOW + 8 * HOUR_NS)
     traffic.looks(4)
     assert traffic.history[-2:] == [("firing", "resolved"), ("resolved", "ok")]
+
+
+@pytest.mark.process
+def test_ten_thousand_groups_are_looked_at_like_a_hundred(traffic):
+    traffic.store.save_alert(replace(BELOW, by="user"))
+    traffic.score([1] * 10_000, user_id=lambda place: f"u{place}")
+    traffic.score([0] * 40, user_id="busy")
+    traffic.looks(1, 0)
+    [alert] = traffic.store.alerts()
+    assert (len(traffic.groups), alert.left_out_groups, len(alert.left_out_names)) == (100, 9_901, 20)
+    assert traffic.groups["busy"].numbers.n == 40
