@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from collector.alerting import BELOW, DROP, HOUR_NS, NOW, RULE, Traffic, shares
-from collector.scoring import make_run
+from collector.scoring import KEY, make_run
 from spanwise.collector.alerts import AlertRunner, check_alert
-from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.records import Alert
+from spanwise.collector.errors import Forbidden, NotFound, Refused
+from spanwise.collector.operations import ProjectScopedStore
+from spanwise.collector.records import Alert, Feedback, Target
 from spanwise.collector.stores import summarize_rule
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -398,7 +399,7 @@ def test_a_check_says_when_an_alert_would_have_fired(traffic):
     traffic.store.save_alert(BELOW)
     traffic.now = firing.since_ns - 3 * HOUR_NS
     traffic.looks(3)
-    assert traffic.groups[None].fired_ns == firing.since_ns
+    assert traffic.groups[None].changed_ns == firing.since_ns
 
 
 def test_a_check_says_how_long_the_alert_would_have_had_no_data(traffic):
@@ -422,8 +423,8 @@ def test_a_check_says_how_long_the_alert_would_have_had_no_data(traffic):
         ({"below": float("nan")}, "below must be a finite number, got nan"),
         ({"fire_after": 0}, "fire_after must be at least 1 look, got 0"),
         ({"filter": {"name": "x"}}, "only measures of traces have a filter"),
-        ({"sure": 1.0}, "sure must be a probability above 0.5 and below 1, got 1.0"),
-        ({"name": " "}, "the name must be a text of 1 to 200 characters"),
+        ({"sure": 1.0}, "sure must be a probability above 0.5 and at most 0.999999, got 1.0"),
+        ({"name": " "}, "the name must be a text of 1 to 200 printable characters"),
     ],
 )
 def test_an_invalid_definition_is_refused_with_the_reason(traffic, changes, message):
@@ -466,3 +467,227 @@ def test_ten_thousand_groups_are_looked_at_like_a_hundred(traffic):
     [alert] = traffic.store.alerts()
     assert (len(traffic.groups), alert.left_out_groups, len(alert.left_out_names)) == (100, 9_901, 20)
     assert traffic.groups["busy"].numbers.n == 40
+
+
+def test_the_share_of_a_label_that_nothing_has_is_zero(traffic):
+    traffic.store.save_alert(
+        replace(BELOW, name="bad", below=None, above=0.3, label="bad"), replace(BELOW, name="good", label="good")
+    )
+    traffic.score(["fine"] * 300)
+    assert traffic.look() == 2
+    numbers = {group.alert: group.numbers for group in traffic.store.alert_groups()}
+    assert (numbers["bad"].value, numbers["bad"].is_breach) == (0.0, False)
+    assert (numbers["good"].value, numbers["good"].is_breach) == (0.0, True)
+
+
+def test_a_decision_that_stays_open_delays_only_the_first_look_of_a_short_window(traffic):
+    traffic.store.save_alert(replace(BELOW, window_s=3600.0))
+    traffic.store.append([make_run(9_999, NOW - HOUR_NS)])
+    start = traffic.store.changes(limit=1).now_ns // HOUR_NS * HOUR_NS + HOUR_NS
+    traffic.now = start
+    assert [traffic.look(1 / 24) for _ in range(10)] == [0] * 4 + [1] * 6 or sum(
+        traffic.look(1 / 24) for _ in range(10)
+    ) == 10
+
+
+def test_an_alert_that_raises_does_not_stop_the_others(traffic, monkeypatch):
+    traffic.store.save_alert(replace(BELOW, name="a"), replace(BELOW, name="b"))
+    score_sums = traffic.store.score_sums
+    calls = []
+
+    def failing(*args, **options):
+        calls.append(args)
+        if len(calls) == 1:
+            raise RuntimeError("no")
+        return score_sums(*args, **options)
+
+    monkeypatch.setattr(traffic.store, "score_sums", failing)
+    assert traffic.look() == 1
+
+
+def test_the_baseline_outlives_its_traces(traffic):
+    traffic.store.save_alert(DROP)
+    traffic.score(shares(0.95, 1700), since_h=8 * 24, until_h=24)
+    old = traffic.numbers
+    traffic.score(shares(0.7, 600), since_h=24, until_h=-5)
+    traffic.looks(3)
+    assert traffic.status == "firing"
+    traffic.store.delete(trace_ids=tuple(f"{number:032x}" for number in range(1, 501)))
+    for first in range(501, old + 1, 500):
+        traffic.store.delete(trace_ids=tuple(f"{number:032x}" for number in range(first, min(first + 500, old + 1))))
+    traffic.score(shares(0.95, 960), since_h=0, until_h=-48, now=traffic.now)
+    traffic.looks(40)
+    assert ("firing", "resolved") in traffic.history
+
+
+def test_a_drop_that_fires_is_closed_if_its_rule_is_edited(traffic):
+    traffic.store.save_alert(replace(DROP, to=("ops",)))
+    traffic.score(shares(0.95, 1700), since_h=8 * 24, until_h=24)
+    traffic.score(shares(0.7, 600), since_h=24, until_h=-5)
+    traffic.looks(3)
+    traffic.store.save_rule(replace(RULE, version="2"))
+    traffic.looks(1)
+    assert traffic.status == "no data"
+    assert traffic.history[-1] == ("firing", "closed")
+    assert traffic.store.alert_events().items[0].reason.startswith("rule support was edited")
+    assert [one.status for one in traffic.notified] == ["firing", "closed"]
+
+
+def test_groups_that_vanish_are_notified_as_without_data(traffic):
+    traffic.store.save_alert(replace(BELOW, by="name", window_s=3600.0, no_data_s=6 * 3600.0))
+    traffic.score(shares(0.95, 120), since_h=1, name="answer")
+    traffic.look()
+    assert traffic.groups["answer"].status == "ok"
+    traffic.looks(9)
+    assert [(one.status, one.group) for one in traffic.notified] == [("no data", "answer")]
+    traffic.looks(8 * 24)
+    assert traffic.groups == {}
+
+
+def test_a_snooze_outlives_a_group_that_vanishes_and_comes_back(traffic):
+    traffic.store.save_alert(replace(BELOW, by="name", window_s=3600.0))
+    traffic.score(shares(0.95, 120), since_h=1, name="answer")
+    traffic.look()
+    until_ns = traffic.store.changes(limit=1).now_ns + 20 * 24 * HOUR_NS
+    traffic.store.snooze_alert("grounded", group="answer", until_ns=until_ns)
+    traffic.looks(30)
+    assert traffic.groups["answer"].snoozed_until_ns == until_ns
+
+
+def test_a_firing_group_without_scores_for_a_week_is_closed(traffic):
+    traffic.store.save_alert(replace(BELOW, by="name", window_s=3600.0, fire_after=1))
+    traffic.score(shares(0.5, 200), since_h=1, name="answer")
+    traffic.look()
+    assert traffic.groups["answer"].status == "firing"
+    traffic.looks(8 * 24)
+    assert traffic.groups == {}
+    assert traffic.store.alert_events().items[0].reason == "the group has had no scores for a week"
+    assert [one.status for one in traffic.notified] == ["firing", "closed"]
+
+
+def test_an_edit_that_is_undone_reports_the_new_firing(traffic):
+    dead = Alert(name="dead", rule="support", measure="no_worker", fire_after=1, to=("ops",))
+    traffic.store.save_alert(dead)
+    traffic.look()
+    traffic.store.save_alert(replace(dead, fire_after=2, created_ns=dead.created_ns + 1))
+    traffic.store.save_alert(replace(dead, created_ns=dead.created_ns + 2))
+    traffic.look()
+    assert [one.status for one in traffic.notified] == ["firing", "closed", "firing"]
+
+
+def test_many_errors_do_not_hide_the_last_score_from_a_silence(traffic):
+    traffic.store.save_alert(Alert(name="silent", rule="support", no_score_for_s=3600.0, fire_after=1))
+    traffic.now = time.time_ns()
+    traffic.score([1], since_h=6)
+    errors = [
+        Feedback(
+            target=Target(trace_id=f"{1:032x}", span_id=f"{n:016x}"),
+            key=KEY,
+            outcome="error",
+            error="no",
+            rule="support",
+        )
+        for n in range(1, 1_100)
+    ]
+    traffic.store.add_feedback(errors)
+    traffic.look(5)
+    assert traffic.status == "firing"
+
+
+def test_repeats_go_on_after_the_clock_was_ahead(traffic):
+    traffic.store.save_alert(replace(BELOW, repeat_s=3600.0))
+    traffic.score(shares(0.5, 1000), since_h=28, until_h=-30)
+    traffic.looks(3)
+    traffic.now += 30 * 24 * HOUR_NS
+    traffic.look()
+    traffic.now -= 30 * 24 * HOUR_NS
+    traffic.looks(6)
+    assert len(traffic.notified) >= 6
+
+
+def test_a_small_step_of_the_clock_counts_no_look_twice(traffic):
+    traffic.store.save_alert(BELOW)
+    traffic.score(shares(0.5))
+    assert traffic.look() == 1
+    traffic.now -= 2_000_000_000
+    assert traffic.look() == 0
+    traffic.now += 2_000_000_000
+    assert traffic.look() == 0
+    assert traffic.groups[None].breaches == 1
+
+
+def test_the_share_of_errors_counts_results_that_are_labels(traffic):
+    alert = Alert(name="errors", rule="support", measure="evaluator_errors", above=0.05, fire_after=1)
+    traffic.store.save_alert(alert)
+    traffic.score(["fine"] * 200)
+    failed = Feedback(
+        target=Target(trace_id=f"{traffic.numbers:032x}"),
+        key=KEY,
+        outcome="error",
+        error="no",
+        rule="support",
+        evaluator="x",
+    )
+    traffic.store.add_feedback([failed])
+    traffic.look()
+    assert traffic.groups[None].numbers.value == pytest.approx(1 / 201, rel=0.1)
+
+
+def test_a_check_of_long_sessions_has_the_numbers_of_live_looks(traffic):
+    traffic.score(shares(0.95, 960), since_h=48, session_id=lambda place: f"s{place % 60}")
+    traffic.store.save_alert(BELOW)
+    traffic.look()
+    live = traffic.groups[None].numbers
+    found = check_alert(traffic.store, replace(BELOW, below=0.99), until_ns=NOW, days=1)
+    [firing] = found.firings
+    assert live.effective_n > 50
+    assert found.without_data == 0
+    assert firing.numbers.effective_n > 50
+
+
+def test_a_check_leaves_out_groups_before_their_first_trace(traffic):
+    traffic.score(shares(0.95, 480), since_h=24, name="new")
+    found = check_alert(traffic.store, replace(BELOW, by="name"), until_ns=NOW, days=5)
+    assert found.looks <= 26
+
+
+def test_resolved_goes_to_those_who_were_told_of_the_firing(traffic):
+    traffic.store.save_alert(replace(BELOW, window_s=3600.0))
+    traffic.score(shares(0.5, 200), since_h=2, now=NOW + HOUR_NS)
+    for _ in range(3):
+        traffic.look(1 / 24)
+    traffic.store.change_alert("grounded", to=["dev"])
+    traffic.score(shares(1.0, 400), since_h=2, now=NOW + 3 * HOUR_NS)
+    traffic.now = NOW + 2 * HOUR_NS
+    for _ in range(4):
+        traffic.look(1 / 24)
+    assert [(one.status, one.targets) for one in traffic.notified] == [("firing", ("ops",)), ("resolved", ("ops",))]
+
+
+def test_an_alert_on_a_label_links_to_traces_with_it(traffic):
+    traffic.store.save_alert(replace(BELOW, below=None, above=0.2, label="bad", fire_after=1))
+    traffic.score(["bad" if place % 2 else "fine" for place in range(300)])
+    traffic.look()
+    assert len([name for name in traffic.notified[0].links if name.startswith("Trace")]) == 10
+
+
+@pytest.mark.parametrize("fields", [{"no_data_s": "6h"}, {"enabled": None}, {"to": 3}])
+def test_a_change_of_another_type_is_refused(traffic, fields):
+    traffic.store.save_alert(BELOW)
+    with pytest.raises(Refused):
+        traffic.store.change_alert("grounded", **fields)
+
+
+@pytest.mark.parametrize("until_ns", [-5, 1, 2**62])
+def test_a_snooze_ends_within_a_year(traffic, until_ns):
+    traffic.store.save_alert(BELOW)
+    with pytest.raises(Refused, match="can be snoozed for up to a year"):
+        traffic.store.snooze_alert("grounded", until_ns=until_ns)
+
+
+def test_a_key_of_one_project_records_no_looks(traffic):
+    traffic.store.save_alert(BELOW)
+    scoped = ProjectScopedStore(traffic.store, "default")
+    assert [alert.name for alert in scoped.alerts()] == ["grounded"]
+    with pytest.raises(Forbidden):
+        _ = scoped.record_look

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import COMPARED_CONDITIONS
-from spanwise.collector.records import Alert, canonical_json
+from spanwise.collector.records import Alert, AlertEvent, AlertGroup, Notification, canonical_json
 from spanwise.collector.rule_policy import build_rule_filter
 from spanwise.collector.statistics import WINDOW_BLOCKS
 
@@ -21,6 +21,8 @@ MIN_WINDOW_S, MAX_WINDOW_S = 3_600, 7 * 86_400
 BASELINE_S = 7 * 86_400  # seconds before the window with which `drop` compares
 MIN_INTERVAL_S = 60  # seconds between two looks
 MAX_GROUPS = 100
+MAX_SURE = 0.999999
+CLOCK_TOLERANCE_NS = 3_600_000_000_000  # a look that is further in the future is from before the clock was set back
 # Measures of the operation, read from the store's state: whether they need a threshold, and their description
 OPERATIONAL_MEASURES: Mapping[str, tuple[bool, str]] = MappingProxyType(
     {
@@ -97,14 +99,17 @@ def validate_alert(alert: Alert) -> None:
 
 
 def _check_quantity(alert: Alert) -> None:
-    if not alert.name.strip() or len(alert.name) > 200:
-        raise Refused(f"the name must be a text of 1 to 200 characters, got {alert.name!r:.80}")
-    build_rule_filter(alert.filter)
+    if not alert.name.strip() or len(alert.name) > 200 or not alert.name.isprintable() or alert.name in (".", ".."):
+        raise Refused(f"the name must be a text of 1 to 200 printable characters, not a dot, got {alert.name!r:.80}")
+    if build_rule_filter(alert.filter).dataset is not None:
+        raise Refused("traces of live traffic have no dataset; remove it from the filter")
     if alert.filter and (alert.measure is None or is_operational(alert)):
         raise Refused("only measures of traces have a filter; scores have the filter of their rule")
     if alert.measure is None:
         if alert.rule is None:
             raise Refused("name the rule whose scores it reads, or a measure")
+        if alert.no_score_for_s is not None and (alert.by is not None or alert.label is not None):
+            raise Refused("no_score_for has no groups and labels; remove by and label")
         if alert.key is None and alert.no_score_for_s is None:
             raise Refused(f"name the key of the scores of rule {alert.rule!r} that it reads")
         return
@@ -143,13 +148,43 @@ def _check_condition(alert: Alert) -> None:
 def _check_settings(alert: Alert) -> None:
     if not MIN_WINDOW_S <= alert.window_s <= MAX_WINDOW_S or alert.window_s % 3_600:
         raise Refused(f"window must be a whole number of hours from 1 h to 7 d, got {alert.window_s:g} seconds")
-    if not 0.5 < alert.sure < 1:
-        raise Refused(f"sure must be a probability above 0.5 and below 1, got {alert.sure!r}")
+    if not 0.5 < alert.sure <= MAX_SURE:
+        raise Refused(f"sure must be a probability above 0.5 and at most {MAX_SURE}, got {alert.sure!r}")
     for name in ("fire_after", "resolve_after"):
         if getattr(alert, name) < 1:
             raise Refused(f"{name} must be at least 1 look, got {getattr(alert, name)!r}")
     for name in ("no_data_s", "repeat_s"):
         if (value := getattr(alert, name)) is not None and not (value > 0 and isfinite(value)):
             raise Refused(f"{name} must be a positive number of seconds, got {value!r}")
-    if alert.by is not None and alert.by not in GROUPING_FIELDS and not alert.by.startswith("metadata."):
+    is_metadata = alert.by is not None and alert.by.startswith("metadata.") and alert.by != "metadata."
+    if alert.by is not None and alert.by not in GROUPING_FIELDS and not is_metadata:
         raise Refused(f"unknown field {alert.by!r} in by; expected one of: {', '.join(GROUPING_FIELDS)}, metadata.KEY")
+
+
+def close_group(alert: Alert, group: AlertGroup, reason: str, now_ns: int) -> tuple[AlertEvent, Notification | None]:
+    """Return the event that closes a firing group, and a notification to those to whom the firing was reported."""
+    event = AlertEvent(
+        id=f"{group.event}-closed",
+        project=alert.project,
+        alert=alert.name,
+        version=alert.version,
+        group=group.group,
+        before="firing",
+        after="closed",
+        at_ns=now_ns,
+        numbers=group.numbers,
+        reason=reason,
+    )
+    if not group.notified_targets or group.notified_event != group.event:
+        return event, None
+    name = alert.name if group.group is None else f"{alert.name} [{group.group}]"
+    return event, Notification(
+        id=event.id,
+        project=alert.project,
+        alert=alert.name,
+        group=group.group,
+        status="closed",
+        headline=f"{name} is closed: {reason}",
+        created_ns=now_ns,
+        targets=group.notified_targets,
+    )

@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
-from spanwise.collector.alert_policy import get_interval_ns, is_operational
-from spanwise.collector.alerts.alert_look import LookResult, look
+from spanwise.collector.alert_policy import CLOCK_TOLERANCE_NS, get_interval_ns, is_operational
+from spanwise.collector.alerts.alert_look import MeasureCache, look
 from spanwise.collector.alerts.status_changes import apply_look
-from spanwise.collector.errors import StoreError
-from spanwise.collector.records import Alert, AlertGroup, AlertNumbers, AlertResult
+from spanwise.collector.errors import Forbidden, StoreError
+from spanwise.collector.records import Alert, AlertGroup, AlertResult
 from spanwise.collector.stores import Store
 
 ALERT_LEASE = "alerts"  # name of the lease
@@ -47,6 +46,9 @@ class AlertRunner:
         self._store, self._poll_s, self._lease_s, self._now = store, poll_s, lease_s, now
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._cache = MeasureCache()
+        # by alert: the time since when looks wait for decisions. After ten minutes, later looks do not wait again
+        self._waiting: dict[tuple[str, str], int] = {}
         self._logged: dict[tuple[str, str], str] = {}  # the latest logged error of each alert
 
     def begin(self) -> None:
@@ -65,6 +67,8 @@ class AlertRunner:
         while not self._stopped.is_set():
             try:
                 self.step()
+            except Forbidden:  # a key of one project may not look at all alerts; the server does
+                break
             except Exception as error:  # an unexpected error must not end the looks at all alerts
                 self._log_once(("", ""), f"the looks are postponed: {type(error).__name__}: {error}")
             self._stopped.wait(self._poll_s)
@@ -82,8 +86,8 @@ class AlertRunner:
         due = []
         for alert in self._store.alerts():
             due_ns = now_ns - now_ns % get_interval_ns(alert)
-            # a look in the future is from before the clock was set back
-            if alert.enabled and not due_ns <= alert.looked_ns <= now_ns:
+            # a look far in the future is from before the clock was set back
+            if alert.enabled and not due_ns <= alert.looked_ns <= now_ns + CLOCK_TOLERANCE_NS:
                 due.append((alert, due_ns))
         # without a due look nothing is written, not even a lease
         lease = self._store.acquire(ALERT_LEASE, self.holder, self._lease_s) if due else None
@@ -93,8 +97,9 @@ class AlertRunner:
         for alert, due_ns in due:
             try:
                 done += self._look(alert, due_ns, now_ns, lease.token)
-            except StoreError as error:
-                self._log_once((alert.project, alert.name), f"alert {alert.name!r} was not evaluated: {error}")
+            except Exception as error:  # one alert must not end the looks at the others
+                text = error if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+                self._log_once((alert.project, alert.name), f"alert {alert.name!r} was not evaluated: {text}")
             # a look may take long: renew the lease, or stop if another runner has taken it over
             if self._stopped.is_set() or self._store.acquire(ALERT_LEASE, self.holder, self._lease_s) is None:
                 break
@@ -105,14 +110,14 @@ class AlertRunner:
         undecided = 0
         if alert.rule is not None and not is_operational(alert):
             undecided = self._store.undecided(alert.rule, project=alert.project, before_ns=due_ns)
-            if undecided and now_ns - due_ns < MAX_WAIT_S * _SECOND:
+            if not undecided:
+                self._waiting.pop((alert.project, alert.name), None)
+            elif now_ns - self._waiting.setdefault((alert.project, alert.name), due_ns) < MAX_WAIT_S * _SECOND:
                 return False
         states: Mapping[str | None, AlertGroup] = {
             group.group: group for group in self._store.alert_groups(alert.name, project=alert.project)
         }
-        result = look(self._store, alert, due_ns, states, undecided=undecided)
-        if alert.by is not None:
-            result = _keep_firing_groups(result, states)
+        result = look(self._store, alert, due_ns, states, undecided=undecided, cache=self._cache)
         changes = apply_look(self._store, alert, states, result, due_ns)
         is_stored = self._store.record_look(
             AlertResult(
@@ -140,14 +145,3 @@ class AlertRunner:
         if self._logged.get(alert) != message:
             self._logged[alert] = message
             _log.warning("spanwise alerts: %s", message)
-
-
-def _keep_firing_groups(result: LookResult, states: Mapping[str | None, AlertGroup]) -> LookResult:
-    """Return the result with those firing groups that have no scores any more, without data."""
-    gone = {
-        name: replace(state.numbers, value=None, n=0, is_breach=None, missing="no scores in the window")
-        for name, state in states.items()
-        if state.status == "firing" and name not in result.groups
-    }
-    groups: dict[str | None, AlertNumbers] = {**result.groups, **gone}
-    return result._replace(groups=groups)

@@ -25,23 +25,20 @@ def find_moving_traces(store: Store, alert: Alert, group: AlertGroup) -> list[st
     numbers = group.numbers
     if is_operational(alert) or numbers.value is None:
         return []
+    limits = {"project": alert.project, "since_ns": numbers.since_ns, "until_ns": numbers.until_ns}
     in_group = make_version_condition(alert.by, group.group) if alert.by and group.group is not None else {}
     if alert.measure is not None:
         measure = parse_measure(alert.measure)
-        wanted = extend_filter(
-            None,
-            {
-                **alert.filter,
-                **in_group,
-                "project": alert.project,
-                "since_ns": numbers.since_ns,
-                "until_ns": numbers.until_ns,
-                measure.field: (measure.operator, measure.number),
-            },
-        )
+        condition = {measure.field: (measure.operator, measure.number)}
+        wanted = extend_filter(None, {**alert.filter, **in_group, **limits, **condition})
         return [trace.trace_id for trace in store.traces(wanted, limit=MAX_TRACES)]
     assert alert.rule is not None
-    ask = partial(store.weighted, alert.rule, key=alert.key, project=alert.project, limit=1000)
+    if alert.label is not None:
+        operator = "=" if alert.above is not None else "!="
+        wanted = extend_filter(None, {**limits, **in_group, "feedback": [f"{alert.key}{operator}{alert.label}"]})
+        return [trace.trace_id for trace in store.traces(wanted, limit=MAX_TRACES)]
+    version = group.rule_version or None
+    ask = partial(store.weighted, alert.rule, key=alert.key, version=version, project=alert.project, limit=1000)
     scores = iterate_pages(partial(ask, since_ns=numbers.since_ns, until_ns=numbers.until_ns))
     sign = 1 if alert.above is not None else -1
     distances: dict[str, float] = {}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
+from itertools import islice
 
 from spanwise.collector.alert_policy import GRAIN_S, OPERATIONAL_MEASURES
-from spanwise.collector.records import Alert, AlertNumbers, RuleStatus
+from spanwise.collector.records import Alert, AlertNumbers, RuleStatus, iterate_pages
 from spanwise.collector.rule_policy import get_budget_name
 from spanwise.collector.statistics import WINDOW_BLOCKS
 from spanwise.collector.stores import Store
 from spanwise.collector.stores.decision_explanation import WORKER_TIMEOUT_NS, find_load_error
 
+MAX_RESULTS, MAX_SCORES = 20_000, 1_000  # of the latest traces, of which the newest score is found
 _SECOND = 1_000_000_000
 
 
@@ -60,8 +64,9 @@ def _measure_silence(store: Store, alert: Alert, now_ns: int) -> AlertNumbers:
     The time of scoring counts here, not the start of the trace: a rule that works off old traces is not silent.
     """
     assert alert.rule is not None
-    latest = store.weighted(alert.rule, key=alert.key, project=alert.project, limit=1000)
-    newest = max((score.created_ns for score in latest if score.outcome == "score"), default=None)
+    results = iterate_pages(partial(store.weighted, alert.rule, key=alert.key, project=alert.project, limit=1000))
+    scores = (one for one in islice(results, MAX_RESULTS) if one.outcome == "score" and one.live_probability != 0)
+    newest = max((score.created_ns for score in islice(scores, MAX_SCORES)), default=None)
     seconds = None if newest is None else max(0.0, (now_ns - newest) / _SECOND)
     assert alert.no_score_for_s is not None
     return AlertNumbers(
@@ -84,11 +89,16 @@ def _share_of_errors(store: Store, status: RuleStatus, window: AlertNumbers) -> 
         since_ns=until_ns - WINDOW_BLOCKS * block_ns,
         until_ns=until_ns,
         block_s=block_ns // _SECOND,
+        live=True,
     )
-    of_keys = [each for each in sums if each.label is None]
-    failed = sum(each.failed for each in of_keys)
-    results = failed + sum(each.n + each.left_out for each in of_keys)
-    return failed / results if results else None
+    failed: dict[tuple[str, int], int] = defaultdict(int)
+    given: dict[tuple[str, int], int] = defaultdict(int)
+    for each in sums:  # a result may have a score, a label, or both
+        place = each.key, each.start_ns
+        failed[place] = max(failed[place], each.failed)
+        given[place] = max(given[place], each.n + each.left_out)
+    results = sum(failed.values()) + sum(given.values())
+    return sum(failed.values()) / results if results else None
 
 
 def _measure_rule(measure: str, status: RuleStatus, now_ns: int) -> float:

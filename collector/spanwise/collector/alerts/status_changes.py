@@ -9,13 +9,17 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
-from spanwise.collector.alert_policy import OPERATIONAL_MEASURES, is_operational
+from spanwise.collector.alert_policy import MAX_GROUPS, OPERATIONAL_MEASURES, close_group, is_operational
 from spanwise.collector.alerts.alert_look import LookResult
 from spanwise.collector.alerts.moving_traces import find_moving_traces
 from spanwise.collector.records import JSON, Alert, AlertEvent, AlertGroup, AlertNumbers, Notification
 from spanwise.collector.statistics import AlertState
 from spanwise.collector.statistics import AlertStatus as Status
 from spanwise.collector.stores import Store
+
+MAX_VANISHED_S = 7 * 86_400  # seconds for which a group without traffic is kept
+NO_SCORES = "no scores in the window"
+_SECOND = 1_000_000_000
 
 
 class StatusChanges(NamedTuple):
@@ -32,40 +36,101 @@ def apply_look(
 ) -> StatusChanges:
     """Return what follows from a look at `now_ns`.
 
-    A stored group without numbers has no traffic any more: a firing one stays, without data; others are dropped.
+    A stored group that the look did not see has no traffic any more. It is without data while it fires, is snoozed, or
+    may have to be notified, for a week at most; then it is dropped.
     """
     groups: list[AlertGroup] = []
     events: list[AlertEvent] = []
     notifications: list[Notification] = []
-    for name, numbers in result.groups.items():
-        before = states.get(name) or AlertGroup(
-            project=alert.project,
-            alert=alert.name,
-            group=name,
-            changed_ns=now_ns,
-            event=derive_event_id(alert, name, "no data", now_ns),
-        )
-        after, event = _advance(alert, before, numbers, now_ns)
-        if event is not None:
+    looked = {**_find_vanished(alert, states, result, now_ns), **result.groups}
+    for name, numbers in looked.items():
+        before = states.get(name) or _start_group(alert, name, now_ns)
+        has_scores = numbers.n > 0
+        if reason := _find_closing_reason(alert, before, has_scores, result.rule_version, now_ns):
+            event, closing = close_group(alert, before, reason, now_ns)
             events.append(event)
-        if (notification := _make_notification(store, alert, before, after, now_ns)) is not None:
-            notifications.append(notification)
-            after = replace(after, notified_event=after.event, notified_ns=now_ns)
+            notifications += [closing] if closing is not None else []
+            if name is not None and not has_scores:
+                continue
+            before = replace(_start_group(alert, name, now_ns), changes=before.changes + 1)
+        after, change = advance_group(alert, _limit_times(before, now_ns), numbers, now_ns)
+        after = replace(after, rule_version=result.rule_version)
+        if change is not None:
+            events.append(change)
+        if (due := _make_due_notification(store, alert, before, after, now_ns)) is not None:
+            notifications.append(due)
+            after = replace(after, notified_event=after.event, notified_ns=now_ns, notified_targets=due.targets)
         groups.append(after)
-    dropped = tuple(name for name in states if name is not None and name not in result.groups)
+    kept = {group.group for group in groups}
+    dropped = tuple(name for name in states if name is not None and name not in kept)
     return StatusChanges(tuple(groups), tuple(events), tuple(notifications), dropped)
 
 
-def _advance(
+def _start_group(alert: Alert, name: str | None, now_ns: int) -> AlertGroup:
+    """Return the state of a group before its first look: without data."""
+    event = _derive_event_id(alert, name, "no data", now_ns, 0)
+    return AlertGroup(project=alert.project, alert=alert.name, group=name, changed_ns=now_ns, event=event)
+
+
+def _find_vanished(
+    alert: Alert, states: Mapping[str | None, AlertGroup], result: LookResult, now_ns: int
+) -> dict[str | None, AlertNumbers]:
+    """Return numbers without data for stored groups that the look did not see, if they have to be kept."""
+    found: dict[str | None, AlertNumbers] = {}
+    for name, state in states.items():
+        is_notified_later = (
+            alert.no_data_s is not None and now_ns - (state.no_data_ns or now_ns) < MAX_VANISHED_S * _SECOND
+        )
+        is_snoozed = (state.snoozed_until_ns or 0) > now_ns
+        if name not in result.groups and (state.status == "firing" or is_snoozed or is_notified_later):
+            found[name] = replace(
+                state.numbers, value=None, bound=None, n=0, effective_n=0.0, is_breach=None, missing=NO_SCORES
+            )
+    # those of which the last scores were seen most recently
+    latest = sorted(found, key=lambda name: states[name].no_data_ns or now_ns, reverse=True)
+    return {name: found[name] for name in latest if states[name].status == "firing" or name in latest[:MAX_GROUPS]}
+
+
+def _find_closing_reason(alert: Alert, group: AlertGroup, has_scores: bool, rule_version: str, now_ns: int) -> str:
+    """Return why a firing group must be closed; "" if it goes on."""
+    if group.status != "firing":
+        return ""
+    if alert.drop is not None and rule_version and group.rule_version not in ("", rule_version):
+        return f"rule {alert.rule} was edited: the scores of its former version are no baseline"
+    without_data_ns = now_ns - (group.no_data_ns or now_ns)
+    if group.group is not None and not has_scores and without_data_ns > MAX_VANISHED_S * _SECOND:
+        return "the group has had no scores for a week"
+    return ""
+
+
+def _limit_times(group: AlertGroup, now_ns: int) -> AlertGroup:
+    """Return the state without times in the future, which are from before the clock was set back."""
+    return replace(
+        group,
+        changed_ns=min(group.changed_ns, now_ns),
+        notified_ns=min(group.notified_ns, now_ns),
+        no_data_ns=None if group.no_data_ns is None else min(group.no_data_ns, now_ns),
+    )
+
+
+def advance_group(
     alert: Alert, before: AlertGroup, numbers: AlertNumbers, now_ns: int
 ) -> tuple[AlertGroup, AlertEvent | None]:
+    """Return the state of a group after a look, and the change of its status, if any."""
     state = AlertState(status=Status(before.status), breaches=before.breaches, clears=before.clears)
     after = state.advance(numbers.is_breach, fire_after=alert.fire_after, resolve_after=alert.resolve_after)
-    group = replace(before, status=after.status.value, breaches=after.breaches, clears=after.clears, numbers=numbers)
+    group = replace(
+        before,
+        status=after.status.value,
+        breaches=after.breaches,
+        clears=after.clears,
+        numbers=numbers,
+        no_data_ns=(before.no_data_ns or now_ns) if numbers.is_breach is None else None,
+    )
     if after.status == state.status:
         return group, None
     event = AlertEvent(
-        id=derive_event_id(alert, before.group, after.status.value, now_ns),
+        id=_derive_event_id(alert, before.group, after.status.value, now_ns, before.changes + 1),
         project=alert.project,
         alert=alert.name,
         version=alert.version,
@@ -76,33 +141,33 @@ def _advance(
         numbers=numbers,
         reason=numbers.missing,
     )
-    fired_ns = now_ns if after.status is Status.FIRING else None
-    return replace(group, changed_ns=now_ns, event=event.id, fired_ns=fired_ns), event
+    baseline = None
+    if after.status is Status.FIRING and numbers.baseline is not None and numbers.baseline_variance is not None:
+        baseline = numbers.baseline, numbers.baseline_variance
+    return replace(group, changed_ns=now_ns, event=event.id, changes=before.changes + 1, baseline=baseline), event
 
 
-def derive_event_id(alert: Alert, group: str | None, status: str, now_ns: int) -> str:
+def _derive_event_id(alert: Alert, group: str | None, status: str, now_ns: int, number: int) -> str:
     """Return the id of a change of status. A look that is repeated after a crash derives the same id."""
-    content = repr((alert.project, alert.name, alert.version, group, status, now_ns))
+    content = repr((alert.project, alert.name, alert.version, alert.created_ns, group, status, now_ns, number))
     return hashlib.sha256(content.encode("utf-8", "replace")).hexdigest()[:32]
 
 
-def _make_notification(
+def _make_due_notification(
     store: Store, alert: Alert, before: AlertGroup, after: AlertGroup, now_ns: int
 ) -> Notification | None:
     """Return the notification that is due, or None.
 
-    A firing is notified once, and again every `repeat_s` until it is acknowledged; a resolved one if its firing
-    was notified; a group without data after `no_data_s`. While an alert or group is snoozed, nothing is sent; a firing
-    that lasts longer than the snooze is notified after it.
+    A firing is notified once, and again every `repeat_s` until it is acknowledged; a group without data after
+    `no_data_s`. While an alert or group is snoozed, these are not sent; a firing that lasts longer is notified after
+    the snooze. That a firing is resolved is always reported to those who were told of it, so that they can close it.
     """
-    if not alert.to:
-        return None
     is_new = after.notified_event != after.event
-    if after.status == "resolved":
-        if before.status != "firing" or before.notified_event != before.event:
+    if after.status == "resolved" and before.status == "firing":
+        if before.notified_event != before.event or not before.notified_targets:
             return None
-        return make_notification(store, alert, after, now_ns, "resolved")
-    if max(alert.snoozed_until_ns or 0, after.snoozed_until_ns or 0) > now_ns:
+        return make_notification(store, alert, after, now_ns, "resolved", targets=before.notified_targets)
+    if not alert.to or max(alert.snoozed_until_ns or 0, after.snoozed_until_ns or 0) > now_ns:
         return None
     if after.status == "firing":
         is_repeated = (
@@ -122,17 +187,21 @@ def _make_notification(
 
 
 def make_notification(
-    store: Store, alert: Alert, group: AlertGroup, now_ns: int, status: str, *, repeated: bool = False
+    store: Store,
+    alert: Alert,
+    group: AlertGroup,
+    now_ns: int,
+    status: str,
+    *,
+    repeated: bool = False,
+    targets: tuple[str, ...] = (),
 ) -> Notification:
-    """Return the notification of a group's status.
+    """Return the notification of a group's status, by default to the targets of the alert.
 
-    Its id is that of the change of status. A repeated notification of the same firing, and a test, have an id that
-    ends with the time.
+    Its id is that of the change of status. If it is repeated, the id ends with the time.
     """
-    event = group.event or derive_event_id(alert, group.group, status, group.changed_ns)
-    is_unique = not repeated and status != "test"
     return Notification(
-        id=event if is_unique else f"{event}-{now_ns // 1_000_000_000}",
+        id=f"{group.event}-{now_ns // 1_000_000_000}" if repeated else group.event,
         project=alert.project,
         alert=alert.name,
         group=group.group,
@@ -141,7 +210,7 @@ def make_notification(
         facts=_list_facts(alert, group),
         links=_list_links(store, alert, group),
         created_ns=now_ns,
-        targets=alert.to,
+        targets=targets or alert.to,
     )
 
 
@@ -176,8 +245,6 @@ def describe_status(alert: Alert, group: AlertGroup, status: str, *, repeated: b
     """Return one sentence that says what an alert has found."""
     name = f"{alert.name} [{group.group}]" if group.group is not None else alert.name
     quantity, numbers = describe_quantity(alert), group.numbers
-    if status == "test":
-        return f"This is a test of alert {name}; nothing has happened."
     if status == "no data":
         return f"{name}: no data ({numbers.missing})"
     value = "unknown" if numbers.value is None else format_value(alert, numbers.value)

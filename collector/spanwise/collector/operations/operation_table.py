@@ -486,7 +486,7 @@ class ControlOperations:
     undecided = store_operation(Control.undecided, "GET /api/undecided/{rule:path}", "monitor", project="argument")
     alerts = store_operation(Control.alerts, "GET /api/alerts", "alerts", project="argument")
     save_alert = store_operation(Control.save_alert, "POST /api/alerts", "alerts", project="method")
-    record_look = store_operation(Control.record_look, "POST /api/alert-looks", "alerts", project="method")
+    record_look = store_operation(Control.record_look, "POST /api/alert-looks", "alerts")
     alert_events = store_operation(Control.alert_events, "GET /api/alert-events", "alerts", project="argument")
     alert_groups = store_operation(Control.alert_groups, "GET /api/alert-groups", "alerts", project="argument")
     acknowledge_alert = store_operation(

@@ -25,7 +25,6 @@ from spanwise.collector.operations.operation_table import PROJECT_SCOPES
 from spanwise.collector.records import (
     JSON,
     Alert,
-    AlertResult,
     Amendment,
     ChangePage,
     Experiment,
@@ -317,11 +316,6 @@ class ProjectScopedStore:
         if owner is not None:
             raise self._forbidden(f"the rules file {owner!r} may contain alerts of several projects")
         self._store.save_alert(*map(self.assign_project, alerts))
-
-    def record_look(self, result: AlertResult) -> bool:
-        """Store a look at an alert of this project."""
-        self._check_project(result.project)
-        return bool(self._store.record_look(result))
 
     def save_rule(self, *rules: Rule, owner: str | None = None, activate: bool = False) -> None:
         """Put rules in force. An owner is forbidden, because a rules file may contain rules of several projects."""

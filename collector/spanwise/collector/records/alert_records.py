@@ -75,6 +75,7 @@ class AlertNumbers:
     bound: float | None = None
     threshold: float | None = None
     baseline: float | None = None  # mean of the seven days before the window, for `drop`
+    baseline_variance: float | None = None
     n: int = 0
     effective_n: float = 0.0
     filled_blocks: int = 0
@@ -92,8 +93,9 @@ class AlertNumbers:
 class AlertGroup:
     """State of one group of an alert (`group` None: the alert has no groups), and the numbers of its last look.
 
-    `changed_ns` is the time of the look that changed the status. `event` identifies that change. `fired_ns` is the time
-    of the look with which a firing began: until it is resolved, the baseline of `drop` ends before that window.
+    `changed_ns` is the time of the look that changed the status. `event` identifies that change, `changes` counts them.
+    While a `drop` fires, `baseline` is the mean, with its variance, that the firing began with, for the version
+    `rule_version` of the rule. `no_data_ns` is the time since when looks have had no data.
     """
 
     project: str
@@ -105,7 +107,11 @@ class AlertGroup:
     numbers: AlertNumbers = AlertNumbers()
     changed_ns: int = 0
     event: str = ""
-    fired_ns: int | None = None
+    changes: int = 0
+    baseline: tuple[float, float] | None = None
+    rule_version: str = ""
+    no_data_ns: int | None = None
+    notified_targets: tuple[str, ...] = ()  # targets to which the present firing was reported
     notified_event: str = ""  # the change that was notified last
     notified_ns: int = 0
     acknowledged_event: str = ""  # the change that was acknowledged

@@ -157,12 +157,12 @@ def evaluate_condition(
     blocks: Sequence[BlockSums],
     *,
     seconds: float,
-    baseline: Sequence[BlockSums] = (),
+    baseline: Sequence[BlockSums] | WindowEstimate = (),
     groups: int = 1,
 ) -> AlertLook:
     """Evaluate a condition on a window of `seconds`, divided into `WINDOW_BLOCKS` blocks.
 
-    `baseline` are the blocks before the window, of the same length; only `drop` needs them. `groups` is the number of
+    `baseline` are the blocks before the window, of the same length, or their estimate; only `drop` needs them. `groups` is the number of
     groups of this alert that have data: the probability of an error is divided by it. Raises `ValueError` for another
     number of blocks.
     """
@@ -179,9 +179,12 @@ def evaluate_condition(
     if condition.above is not None:
         bound = window.bound(sure, upper=False)
         return AlertLook(window=window, bound=bound, is_breach=bound > condition.above)
-    before = estimate_window(baseline)
-    if missing := _describe_missing(before, seconds * len(baseline) / WINDOW_BLOCKS, "baseline"):
-        return AlertLook(window=window, baseline=before, missing=missing)
+    if isinstance(baseline, WindowEstimate):
+        before = baseline
+    else:
+        before = estimate_window(baseline)
+        if missing := _describe_missing(before, seconds * len(baseline) / WINDOW_BLOCKS, "baseline"):
+            return AlertLook(window=window, baseline=before, missing=missing)
     assert before.mean is not None
     assert condition.drop is not None
     variance = max(window.variance, _MIN_DROP_VARIANCE) + max(before.variance, _MIN_DROP_VARIANCE)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from spanwise.collector.alert_policy import assign_alert_version, validate_alert
+from spanwise.collector import record_encoding
+from spanwise.collector.alert_policy import CLOCK_TOLERANCE_NS, assign_alert_version, close_group, validate_alert
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import (
     JSON,
@@ -17,7 +18,6 @@ from spanwise.collector.records import (
     AlertEvent,
     AlertGroup,
     AlertResult,
-    Notification,
     Page,
     apply_changes,
     make_test_notification,
@@ -28,6 +28,7 @@ from spanwise.collector.stores.sqlite.database.table_rows import decode_record, 
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping, remove_grouping
 
+MAX_SNOOZE_NS = 366 * 86_400 * 1_000_000_000
 MAX_EVENTS = 50_000  # status changes that are kept
 PRUNE_INTERVAL = 100  # changes added between two deletions of old ones
 _COLUMNS = "id, version, token, looked_ns, off, snoozed_until_ns, snoozed_by, left_out, data"
@@ -113,6 +114,10 @@ class Alerts(Backend):
     def change_alert(self, db: sqlite3.Connection, /, name: str, *, project: str = "default", **fields: JSON) -> Alert:
         stored = _get(db, project, name)
         changed = apply_changes(stored.alert, fields)
+        try:  # the fields may have other types than the record
+            changed = record_encoding.decode(Alert, record_encoding.encode(changed))
+        except ValueError as error:
+            raise Refused(f"alert {name!r}: {error}") from error
         validate_alert(changed)
         off = int(not fields["enabled"]) if "enabled" in fields else stored.off
         sql = "UPDATE alerts SET off = ?, data = ? WHERE id = ?"
@@ -153,7 +158,9 @@ class Alerts(Backend):
         group: str | None = None,
         until_ns: int | None = None,
     ) -> Alert:
-        stored = _get(db, project, name)
+        stored, now = _get(db, project, name), self._file.clock.keep(db)
+        if until_ns is not None and not now < until_ns <= now + MAX_SNOOZE_NS:
+            raise Refused(f"an alert can be snoozed for up to a year, got the end {until_ns!r} (now: {now})")
         by = get_current_actor().name if until_ns is not None else ""
         if group is None:
             sql = "UPDATE alerts SET snoozed_until_ns = ?, snoozed_by = ? WHERE id = ?"
@@ -207,8 +214,10 @@ class Alerts(Backend):
         stored = _find(db, result.project, result.alert)
         if stored is None or stored.version != result.version:
             return False
-        # a stored look in the future is from before the clock was set back
-        if stored.token > result.token or result.looked_ns <= stored.looked_ns <= result.now_ns:
+        # Without this, a small step of the clock would count a look twice. A stored look that is further in the future
+        # is from before the clock was set back
+        is_repeated = result.looked_ns <= stored.looked_ns <= result.now_ns + CLOCK_TOLERANCE_NS
+        if stored.token > result.token or is_repeated:
             return False
         left_out = json.dumps([result.left_out_groups, list(result.left_out_names)])
         sql = "UPDATE alerts SET token = ?, looked_ns = ?, left_out = ? WHERE id = ?"
@@ -259,32 +268,9 @@ def _close_groups(db: sqlite3.Connection, stored: _StoredAlert, now: int, reason
     for group in _select_groups(db, stored, None):
         if group.status != "firing":
             continue
-        event = AlertEvent(
-            id=f"{group.event}-closed",
-            project=alert.project,
-            alert=alert.name,
-            version=alert.version,
-            group=group.group,
-            before="firing",
-            after="closed",
-            at_ns=now,
-            numbers=group.numbers,
-            reason=reason,
-        )
+        event, closing = close_group(alert, group, reason, now)
         _add_events(db, [event])
-        if alert.to and group.notified_event == group.event:
-            name = alert.name if group.group is None else f"{alert.name} [{group.group}]"
-            notification = Notification(
-                id=event.id,
-                project=alert.project,
-                alert=alert.name,
-                group=group.group,
-                status="closed",
-                headline=f"{name} is closed: {reason}",
-                created_ns=now,
-                targets=alert.to,
-            )
-            enqueue_notifications(db, [notification])
+        enqueue_notifications(db, [closing] if closing is not None else [])
     db.execute("DELETE FROM alert_groups WHERE alert = ?", (stored.id,))
 
 

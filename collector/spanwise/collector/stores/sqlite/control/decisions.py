@@ -441,7 +441,7 @@ class WorkerReports(Backend):
         """Return the number of decisions of a version, made before a time, whose target is not scored yet."""
         sql = (
             "SELECT count(*) FROM decisions WHERE rule = ? AND verdict IN ('waiting', 'throttled', 'running')"
-            " AND created_ns < ?"
+            " AND created_ns < ? AND backfill IS NULL"
         )
         return int(db.execute(sql, (_find_rule_id(db, rule), before_ns)).fetchone()[0])
 

@@ -165,6 +165,8 @@ def read_contributions(
             found[owner].append(Contribution(start_ns, session, into))
         for by, value in (("", ""), *values.get((owner, rule), ())):
             of_field = live if by.startswith(LIVE) else probability
+            if of_field == 0 and by.startswith(LIVE):
+                continue  # a backfill added this score, error or skip
             for code, added in _score_amounts(outcome, score, label, of_field):
                 series = SeriesKey(project, rule, version, key, code, by, value)
                 before = into.get(series)
