@@ -74,11 +74,11 @@ def test_a_backup_is_for_its_user_alone(file: Path, copy: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from spanwise.collector.stores.sqlite.maintenance import inspection
+from spanwise.collector.stores.sqlite.maintenance import backup_and_recovery
 def die(left, of):
     assert left > 0
     os.kill(os.getpid(), signal.SIGKILL)
-inspection.backup(sys.argv[1], sys.argv[2], die)
+backup_and_recovery.backup(sys.argv[1], sys.argv[2], die)
 """
 
 
