@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -36,42 +37,45 @@ def mark(path: Path, version: int = OLDEST_VERSION) -> None:
         db.execute(f"PRAGMA application_id = {FORMER_APPLICATION_ID}")
 
 
-WITHOUT_BACKFILLS = (  # came with version 29
-    "DROP TRIGGER IF EXISTS decision_deleted",
-    "DROP TABLE IF EXISTS backfill_draws",
-    "DROP TABLE IF EXISTS backfills",
-    *(f"DROP INDEX IF EXISTS {name}" for name in ("decisions_of_backfill", "backfill_due")),
-    *(f"DROP INDEX IF EXISTS {name}" for name in ("decisions_due", "decisions_over_budget")),
-    "CREATE INDEX decisions_due ON decisions (rule, due_ns) WHERE due_ns IS NOT NULL AND verdict <> 'over_budget'",
-    "CREATE INDEX decisions_over_budget ON decisions (rule, created_ns, due_ns)"
-    " WHERE due_ns IS NOT NULL AND verdict = 'over_budget'",
-    "ALTER TABLE decisions DROP COLUMN backfill",
-)
-
-
 def lower_version(db: sqlite3.Connection, version: int) -> None:
-    """Give a file of the newest version a lower one, without the tables and columns that came later."""
-    remove_score_sums(db)
-    columns = {row[1] for row in db.execute("PRAGMA table_info(traces)")}
-    for column in columns & {"prompts", "agents", "finish_reasons", "time_to_first_token_ms"}:  # came with version 22
-        db.execute(f"ALTER TABLE traces DROP COLUMN {column}")
-    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'spend'").fetchone():  # came with version 26
-        db.execute("DROP TABLE spend")
-        db.execute("ALTER TABLE bookings DROP COLUMN spend")
-    for column in {row[1] for row in db.execute("PRAGMA table_info(rules)")} & {"paused_by", "paused_ns"}:  # with 27
-        db.execute(f"ALTER TABLE rules DROP COLUMN {column}")
+    """Bring a file back to an earlier version: undo all later migrations, the latest first."""
+    current = int(db.execute("PRAGMA user_version").fetchone()[0])
+    for undone in range(current, version, -1):
+        for statement in UNDO.get(undone, ()):
+            db.execute(statement)
     db.execute(f"PRAGMA user_version = {version}")
 
 
-def remove_score_sums(db: sqlite3.Connection) -> None:
-    """Remove the weighted sums of scores, which came with version 26, and what came after them from a file."""
-    triggers = db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND name LIKE 'score%'").fetchall()
-    for (name,) in triggers:
-        db.execute(f"DROP TRIGGER {name}")
-    for table in (*SCORE_SUM_TABLES, "score_groupings", "score_decisions_deleted"):
-        db.execute(f"DROP TABLE IF EXISTS {table}")
-    db.execute("DROP INDEX IF EXISTS feedback_without_lease")
-    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'backfills'").fetchone():
-        for statement in WITHOUT_BACKFILLS:
-            db.execute(statement)
-    db.execute("PRAGMA user_version = 25")
+# By version: the statements that undo the migration to it. The migrations to other versions changed no tables
+UNDO: Mapping[int, Sequence[str]] = {
+    22: [
+        f"ALTER TABLE traces DROP COLUMN {column}"
+        for column in ("prompts", "agents", "finish_reasons", "time_to_first_token_ms")
+    ],
+    23: [
+        "DROP TABLE words",
+        "CREATE VIRTUAL TABLE words USING fts5 (text, content='', columnsize=0, detail=none, tokenize='unicode61')",
+    ],
+    26: [
+        *(f"DROP TRIGGER {name}" for name in ("score_removed", "score_removed_from_session", "score_trace_changed")),
+        *(f"DROP TRIGGER {name}" for name in ("score_decision_added", "score_decision_removed")),
+        "DROP TRIGGER IF EXISTS score_group_changed",  # only in files with groupings
+        *(f"DROP TABLE {table}" for table in (*SCORE_SUM_TABLES, "score_groupings", "score_decisions_deleted")),
+        "DROP INDEX feedback_without_lease",
+    ],
+    27: ["DROP TABLE notifications", "DROP TABLE deliveries"],
+    28: ["DROP TABLE alerts", "DROP TABLE alert_groups", "DROP TABLE alert_events"],
+    29: [
+        "DROP TRIGGER decision_deleted",
+        "DROP TABLE backfill_draws",
+        "DROP TABLE backfills",
+        *(f"DROP INDEX {name}" for name in ("decisions_of_backfill", "backfill_due")),
+        *(f"DROP INDEX {name}" for name in ("decisions_due", "decisions_over_budget")),
+        "CREATE INDEX decisions_due ON decisions (rule, due_ns) WHERE due_ns IS NOT NULL AND verdict <> 'over_budget'",
+        "CREATE INDEX decisions_over_budget ON decisions (rule, created_ns, due_ns)"
+        " WHERE due_ns IS NOT NULL AND verdict = 'over_budget'",
+        "ALTER TABLE decisions DROP COLUMN backfill",
+    ],
+    30: ["DROP TABLE spend", "ALTER TABLE bookings DROP COLUMN spend"],
+    31: ["ALTER TABLE rules DROP COLUMN paused_by", "ALTER TABLE rules DROP COLUMN paused_ns"],
+}
