@@ -45,6 +45,8 @@ tool_results = LazyModule("spanwise.cli.mcp.tool_results")
 
 READING = {"overview", "find_traces", "read_trace", "read_value", "list_feedback", "why_scored", "explain_filter"}
 LISTS = {"list_experiments", "read_experiment", "list_datasets", "read_dataset", "diagnose_senders"}
+ALERTS = {"list_alerts", "show_alert", "check_alert"}
+WRITING = {"add_feedback", "acknowledge_alert", "snooze_alert", "send_test_alert"}
 
 
 @pytest.fixture
@@ -147,9 +149,10 @@ def test_without_leave_nothing_can_be_changed(places: StoreAccess, tmp_path: Pat
     async def tools(client: Any) -> set[str]:
         return {tool.name for tool in (await client.list_tools()).tools}
 
-    assert here(places, tools) == READING | LISTS
-    assert here(places, tools, write=True) == READING | LISTS | {"add_feedback"}
+    assert here(places, tools) == READING | LISTS | ALERTS
+    assert here(places, tools, write=True) == READING | LISTS | ALERTS | WRITING
     assert "nknown tool" in here(places, failing("add_feedback", trace_id=BAD, key="k", score=1))
+    assert "nknown tool" in here(places, failing("snooze_alert", alert="a"))
 
 
 def test_feedback_is_kept_as_a_model_s_not_a_person_s(places: StoreAccess, file: Path) -> None:
