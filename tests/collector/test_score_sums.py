@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from collector import former_file
 from collector.conformance_traces import eventually
 from collector.deciding import HOUR, ruled
-from collector.former_file import remove_score_sums
 from collector.making import run
-from collector.ruled import done, taken
+from collector.ruled import KEY, done, taken
 from collector.score_histories import FROM, UNTIL, History, compare
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import Feedback, Target
+from spanwise.collector.records import Experiment, Feedback, Target
 from spanwise.collector.stores import estimate_over_time, summarize_rule
 from spanwise.collector.stores.sqlite import SQLiteStore, open_snapshot
 from spanwise.collector.stores.sqlite.maintenance.backup_and_recovery import recover
@@ -139,6 +139,22 @@ def test_scores_that_no_rule_gave_keep_their_plain_mean(store):
     assert (stats.mean, stats.effective, stats.low) == (0.75, None, None)
 
 
+@pytest.mark.parametrize(
+    "by", [{"experiment": "e"}, {"experiments": ["e"]}, {"dataset": "d"}, {"group_by": "experiment"}]
+)
+def test_scores_of_an_experiment_keep_their_plain_mean(store, by):
+    ruled(store)
+    store.save_experiment(Experiment(id="e", name="e", dataset="d"))
+    score_many(store, 3, experiment_id="e")
+    store.append([run(trace_id="a" * 32, experiment_id="e")])
+    store.add_feedback([Feedback(target=Target(trace_id="a" * 32), key=KEY, score=1.0, rule="r")])  # without a decision
+    score_many(store, 3, start=2 * HOUR)
+    found = {bucket.group: bucket.feedback[0] for bucket in store.aggregate(**by)}
+    stats = found.pop("e" if "group_by" in by else None)
+    assert (stats.n, stats.mean, stats.effective, stats.unweighted) == (4, 0.75, None, 0)
+    assert {group: live.effective for group, live in found.items()} == ({None: 3.0} if "group_by" in by else {})
+
+
 def score_many(store, count, *, name="r", rate=0.5, start=HOUR, **fields):
     """Traces that started a second apart, all scored by a rule; their heads."""
     before = store.changes(limit=1_000).cursor
@@ -200,7 +216,7 @@ def test_an_older_file_is_filled_in_the_background_with_right_answers_meanwhile(
         score_many(store, 50)
         expected = read_sums(store)
     with sqlite3.connect(tmp_path / "spanwise.db") as db:
-        remove_score_sums(db)
+        former_file.lower_version(db, 25)
     monkeypatch.setattr(background_sums, "CHANGES_PER_TRANSACTION", 5)
     monkeypatch.setattr(sum_queries, "MAX_APPLIED", 10)
     with SQLiteStore(tmp_path / "spanwise.db") as store:

@@ -42,9 +42,14 @@ def weigh_buckets(
 ) -> list[Bucket]:
     """Return buckets in which the means of keys that rules have scored are weighted.
 
+    An experiment runs all of its examples, so the scores of its runs are no sample, whoever gave them. Buckets of
+    experiments therefore stay plain, and equal the summaries of the experiments.
+
     The sums of grains, hours and days answer where their blocks and the filter allow. Otherwise the scores of the
     traces are read one by one, as they are if the sums are not current.
     """
+    if filter.experiment or filter.experiments is not None or filter.dataset is not None:
+        return list(buckets)
     sql = "SELECT id, key FROM score_series WHERE field = '' AND (? IS NULL OR project = ?)"
     places: dict[int, str] = dict(db.execute(sql, (filter.project, filter.project)).fetchall())
     keys = set(places.values())
@@ -56,7 +61,9 @@ def weigh_buckets(
     else:
         sums = _sum_traces(db, list_traces, filter.project)
     return [
-        replace(bucket, feedback=tuple(_weigh(stats, sums.get(place, ())) for stats in bucket.feedback))
+        bucket
+        if group_by == "experiment" and bucket.group
+        else replace(bucket, feedback=tuple(_weigh(stats, sums.get(place, ())) for stats in bucket.feedback))
         for bucket in buckets
         for place in [(bucket.start_ns if bucket_ns else 0, bucket.group)]
     ]
