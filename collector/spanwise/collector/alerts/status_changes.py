@@ -160,7 +160,7 @@ def _make_due_notification(
 
     A firing is notified once, and again every `repeat_s` until it is acknowledged; a group without data after
     `no_data_s`. While an alert or group is snoozed, these are not sent; a firing that lasts longer is notified after
-    the snooze. That a firing is resolved is always reported to those who were told of it, so that they can close it.
+    the snooze. That a firing is resolved is always reported to the targets of the firing, so that they can close it.
     """
     is_new = after.notified_event != after.event
     if after.status == "resolved" and before.status == "firing":

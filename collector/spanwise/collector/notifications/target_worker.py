@@ -126,7 +126,7 @@ class TargetWorker:
         self._thread = threading.Thread(target=self._run, name=f"spanwise-notify-{name}", daemon=True)
 
     def start_pass(self) -> None:
-        """Deliver what is due. Does nothing while the thread is delivering."""
+        """Deliver due notifications. Does nothing while the thread is delivering."""
         if self._thread.ident is None:
             self._thread.start()
         self._wake.set()

@@ -181,7 +181,7 @@ class AlertFiring:
 class AlertCheck:
     """Result of running an alert over past traffic: when it would have fired, and how long it had no data.
 
-    `looks` counts the looks of all groups, `without_data` those without data, and `missing` says what was missing most
+    `looks` counts the looks of all groups, `without_data` those without data, and `missing` says which data were missing most
     often.
     """
 

@@ -139,7 +139,7 @@ class AlertCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertLook:
-    """Result of one look. `is_breach` is None if there are too few scores; `missing` then says what is missing.
+    """Result of one look. `is_breach` is None if there are too few scores; `missing` then says why.
 
     `bound` is the one-sided bound of the mean that `below` and `above` compare, and for `drop` of the difference
     between baseline and window.

@@ -97,7 +97,7 @@ class Measure:
         return None if low is None or high is None else (low, high)
 
     def uncertainty(self, at: MeasuredBucket) -> str:
-        """Return what is known of the precision of a weighted mean, for display; "" if the mean is not weighted."""
+        """Return the known precision of a weighted mean, for display; "" if the mean is not weighted."""
         stats, band = self.stats(at), self.band(at)
         if stats is None or stats.effective is None:
             return ""

@@ -291,7 +291,7 @@ _FIRST_OPEN_PLACE = (
 def _apply_draws(db: sqlite3.Connection, decisions: Iterable[int]) -> None:
     """Set rate and probability of decisions to those of the draw with the highest rate.
 
-    Without a rate of live traffic, its draw stands: the trace does not pass the filter any more, or the rate is unknown.
+    Without a rate of live traffic, its draw counts: the trace does not pass the filter any more, or the rate is unknown.
     """
     best = (
         "SELECT w.rate, w.probability FROM backfill_draws w LEFT JOIN backfills f ON f.id = w.backfill"

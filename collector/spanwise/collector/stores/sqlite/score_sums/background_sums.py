@@ -15,7 +15,7 @@ REST_FACTOR = 1.0  # pause after a transaction while many changes wait, as a mul
 
 
 class ScoreSummer:
-    """Application of recorded changes, a few hundred per transaction. Queries apply what is left before they read."""
+    """Application of recorded changes, a few hundred per transaction. Queries apply the others before they read."""
 
     def __init__(self, file: DatabaseFile, stop: threading.Event) -> None:
         self._file, self._stop = file, stop

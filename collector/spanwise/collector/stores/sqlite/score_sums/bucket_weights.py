@@ -42,7 +42,7 @@ def weigh_buckets(
 ) -> list[Bucket]:
     """Return buckets in which the means of keys that rules have scored are weighted.
 
-    An experiment runs all of its examples, so the scores of its runs are no sample, whoever gave them. Buckets of
+    An experiment runs all of its examples, so the scores of its runs are no sample, with or without a rule. Buckets of
     experiments therefore stay plain, and equal the summaries of the experiments.
 
     The sums of grains, hours and days answer where their blocks and the filter allow. Otherwise the scores of the
