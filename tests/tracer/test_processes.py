@@ -216,6 +216,32 @@ def test_delivery_imports_nothing_while_a_fork_may_come_in_between(sink: Sink, t
     assert (done.stdout.strip(), len(sink.spans()), len(sink.logs())) == ("", 3, 3)
 
 
+FILTER_LOST = """
+import warnings
+from spanwise.tracer.export import otlp_http_client
+
+warnings.simplefilter("error")
+set_filter, lost = warnings.simplefilter, []
+
+def lose_first(action, category=Warning, **rest):  # as if another thread had reset the filters at once
+    if category.__name__ == "DependencyWarning" and not lost:
+        lost.append(category)
+    else:
+        set_filter(action, category, **rest)
+
+warnings.simplefilter = lose_first
+otlp_http_client.preload_modules()
+import requests
+print(len(lost), requests.exceptions.Timeout.__name__)
+"""
+
+
+@pytest.mark.process
+def test_requests_stays_usable_if_a_filter_of_warnings_is_lost_during_its_import() -> None:
+    done = subprocess.run([sys.executable, "-c", FILTER_LOST], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1 Timeout\n", "")
+
+
 INTERRUPTED = """
 import signal
 from spanwise.tracer.export import delivery_lifecycle

@@ -163,8 +163,8 @@ class ExternalExporter:
 
 def _iterate_sessions(value: Any, depth: int = 4) -> Iterator[Any]:
     """Iterate over the HTTP sessions of `requests` that an exporter holds, itself or in the client that it wraps."""
-    requests = sys.modules.get("requests")
-    if requests is not None and isinstance(value, requests.Session):
+    session = getattr(sys.modules.get("requests"), "Session", None)  # None while another thread imports the module
+    if session is not None and isinstance(value, session):
         yield value
     elif depth and type(value).__module__ != "builtins":
         for each in list(getattr(value, "__dict__", {}).values()):

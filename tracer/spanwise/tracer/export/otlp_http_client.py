@@ -6,6 +6,7 @@ import gzip
 import queue
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _RETRYABLE = frozenset((*_UNAUTHORIZED, 408, 425, 429, 500, 502, 503, 504))
 
 
 _preload_lock = threading.Lock()
+_IMPORT_ATTEMPTS = 3
 _MAX_PRELOAD_WAIT = 5.0  # seconds that a fork waits for the lock; only a deadlock of imports takes longer
 
 
@@ -39,12 +41,26 @@ def preload_modules() -> None:
 
     A fork waits for the import. Otherwise a child would inherit modules that are half imported, or whose import lock
     is never released.
+
+    `requests` ignores a warning of urllib3 while it is imported. Where warnings are errors, the import fails if another
+    thread resets the filters of warnings meanwhile, as pytest does between tests. It is then repeated without the
+    modules of the first attempt: with these, every later `import requests` of the application would be broken.
     """
     with _preload_lock:
         import encodings.idna  # noqa: F401  (imported by the first connection)
         import netrc  # noqa: F401  (by the first request)
 
-        import requests  # noqa: F401
+        for attempt in range(_IMPORT_ATTEMPTS):
+            try:
+                import requests  # noqa: F401
+
+                break
+            except Warning:
+                if "requests" not in sys.modules:  # no other thread is importing it
+                    for name in [name for name in list(sys.modules) if name.startswith("requests.")]:
+                        del sys.modules[name]
+                if attempt == _IMPORT_ATTEMPTS - 1:
+                    raise
         from opentelemetry.proto.collector.logs.v1 import logs_service_pb2  # noqa: F401  (`parse_rejections`)
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # noqa: F401
 
