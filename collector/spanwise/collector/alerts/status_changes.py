@@ -274,7 +274,7 @@ def format_value(alert: Alert, value: float) -> str:
     """Return a value with its unit: durations, or a number of three digits."""
     if alert.no_score_for_s is not None or alert.measure == "lag_s":
         return format_duration(value)
-    return f"{value:.3g}"
+    return f"{0.0 if abs(value) < 1e-9 else value:.3g}"
 
 
 def format_duration(seconds: float) -> str:
