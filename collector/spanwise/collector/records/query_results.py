@@ -161,6 +161,7 @@ class FeedbackStats:
     The scores of rules are weighted by the inverse of their sampling probability. In the buckets of a store, `mean` is
     then that of the rules' scores, with its 95 % interval from `low` to `high`, and `shares` has the weighted share of
     each label with its interval. If all of these scores are of unknown weight, `effective` is 0, and `mean` is plain.
+    Buckets of experiments are not weighted.
     """
 
     key: str
