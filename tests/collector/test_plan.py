@@ -58,7 +58,7 @@ MENUS = [*record_lists.ALL_PROJECTS_SQL.values(), *record_lists.ONE_PROJECT_SQL.
 def test_no_menu_scans_a_table(tmp_path, sql):
     with SQLiteStore(tmp_path / "spanwise.db"):
         db = sqlite3.connect(tmp_path / "spanwise.db")
-        steps = [row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", (1, "p")[: 1 + ("?2" in sql)])]
+        steps = [row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", {"limit": 1, "project": "p"})]
         db.close()
     scans = [step for step in steps if step.startswith("SCAN") and not step.startswith(BOUNDED)]
     assert steps

@@ -252,15 +252,15 @@ _VISIBLE = VISIBLE_SQL.format("traces")
 # evaluators
 _INDEXED_PROJECTS = _loose_scan("project", "traces", "traces_shown_by_project", f"project IS NOT NULL AND {_VISIBLE}")
 _PROJECTS = f"""
-SELECT x FROM ({_INDEXED_PROJECTS} LIMIT ?1)
+SELECT x FROM ({_INDEXED_PROJECTS} LIMIT :limit)
 UNION
 SELECT project FROM (
   SELECT project FROM traces INDEXED BY traces_of_evaluators WHERE kind = 'evaluator'
   ORDER BY start_ns DESC LIMIT {NEWEST_TRACES}
 )
-ORDER BY 1 LIMIT ?1
+ORDER BY 1 LIMIT :limit
 """
-_SELECT_KNOWN = "SELECT value FROM known WHERE field = '{}' ORDER BY value LIMIT ?1"
+_SELECT_KNOWN = "SELECT value FROM known WHERE field = '{}' ORDER BY value LIMIT :limit"
 # Values that the newest traces of evaluators have are shown only if the newest other traces have them, too
 _OF_NEWEST = (
     "SELECT {of_trace} FROM (SELECT name, environment, models FROM traces INDEXED BY {index}"
@@ -273,7 +273,7 @@ def _shown(values: str, of_trace: str, join: str = "") -> str:
         of_trace=of_trace, join=join, index="traces_of_evaluators", condition="kind = 'evaluator'"
     )
     of_others = _OF_NEWEST.format(of_trace=of_trace, join=join, index="traces_shown", condition=_VISIBLE)
-    return f"SELECT x FROM ({values}) WHERE x NOT IN ({of_evaluators}) OR x IN ({of_others}) ORDER BY x LIMIT ?1"
+    return f"SELECT x FROM ({values}) WHERE x NOT IN ({of_evaluators}) OR x IN ({of_others}) ORDER BY x LIMIT :limit"
 
 
 _ALL_KNOWN = "SELECT value AS x FROM known WHERE field = '{}'"
@@ -285,23 +285,23 @@ ALL_PROJECTS_SQL = {
     "kind": _SELECT_KNOWN.format("kind"),
     "model": _shown(_ALL_KNOWN.format("model"), "m.key", " CROSS JOIN json_each(t.models) m"),
     **{field: _SELECT_KNOWN.format(field) for field in ("tag", "prompt", "prompt_version", "agent", "finish_reason")},
-    "session": _loose_scan("session_id", "traces", "traces_by_session", "session_id IS NOT NULL") + "LIMIT ?1",
-    "user": _loose_scan("user_id", "traces", "traces_by_user", "user_id IS NOT NULL") + "LIMIT ?1",
-    "feedback": _loose_scan("key", "feedback", "feedback_by_score", "standing = 2") + "LIMIT ?1",
+    "session": _loose_scan("session_id", "traces", "traces_by_session", "session_id IS NOT NULL") + "LIMIT :limit",
+    "user": _loose_scan("user_id", "traces", "traces_by_user", "user_id IS NOT NULL") + "LIMIT :limit",
+    "feedback": _loose_scan("key", "feedback", "feedback_by_score", "standing = 2") + "LIMIT :limit",
 }
 
 _NEWEST = (
     "(SELECT {} AS x FROM traces INDEXED BY traces_shown_by_project"
-    f" WHERE project = ?2 AND {_VISIBLE} ORDER BY start_ns DESC LIMIT {NEWEST_TRACES}) t"
+    f" WHERE project = :project AND {_VISIBLE} ORDER BY start_ns DESC LIMIT {NEWEST_TRACES}) t"
 )
 
 
 def _column(name: str) -> str:
-    return f"SELECT DISTINCT x FROM {_NEWEST.format(name)} WHERE x IS NOT NULL ORDER BY x LIMIT ?1"
+    return f"SELECT DISTINCT x FROM {_NEWEST.format(name)} WHERE x IS NOT NULL ORDER BY x LIMIT :limit"
 
 
 def _element(name: str, part: str) -> str:
-    return f"SELECT DISTINCT j.{part} FROM {_NEWEST.format(name)}, json_each(t.x) j ORDER BY 1 LIMIT ?1"
+    return f"SELECT DISTINCT j.{part} FROM {_NEWEST.format(name)}, json_each(t.x) j ORDER BY 1 LIMIT :limit"
 
 
 # Two parameters: the limit and the project
@@ -312,15 +312,15 @@ ONE_PROJECT_SQL = {
     "model": _element("models", "key"),
     "tag": _element("tags", "value"),
     "prompt": f"SELECT DISTINCT j.key FROM {_NEWEST.format('prompts')}, json_each(t.x) j WHERE j.key <> ''"
-    " ORDER BY 1 LIMIT ?1",
+    " ORDER BY 1 LIMIT :limit",
     "prompt_version": f"SELECT DISTINCT v.value FROM {_NEWEST.format('prompts')}, json_each(t.x) j, json_each(j.value) v"
-    " WHERE v.value IS NOT NULL ORDER BY 1 LIMIT ?1",
+    " WHERE v.value IS NOT NULL ORDER BY 1 LIMIT :limit",
     "agent": _element("agents", "value"),
     "finish_reason": _element("finish_reasons", "value"),
     "session": _column("session_id"),
     "user": _column("user_id"),
     "feedback": f"SELECT DISTINCT f.key FROM {_NEWEST.format('id')} CROSS JOIN feedback f INDEXED BY feedback_by_trace"
-    " ON f.trace = t.x WHERE f.standing = 2 ORDER BY 1 LIMIT ?1",
+    " ON f.trace = t.x WHERE f.standing = 2 ORDER BY 1 LIMIT :limit",
 }
 
 METADATA_FIELD = "metadata"
@@ -338,20 +338,20 @@ def list_values(db: sqlite3.Connection, field: str, limit: int, project: str | N
     if field not in ALL_PROJECTS_SQL:
         raise Refused(f"unknown field {field!r}; expected one of: {', '.join((*ALL_PROJECTS_SQL, METADATA_FIELD))}")
     if project is None:
-        rows = db.execute(ALL_PROJECTS_SQL[field], (limit,))
+        rows = db.execute(ALL_PROJECTS_SQL[field], {"limit": limit})
     elif field == "project":
         return [project]
     else:
-        rows = db.execute(ONE_PROJECT_SQL[field], (limit, project))
+        rows = db.execute(ONE_PROJECT_SQL[field], {"limit": limit, "project": project})
     return [row[0] for row in rows]
 
 
 def list_metadata(db: sqlite3.Connection, key: str, limit: int, project: str | None) -> list[str]:
     """Return the metadata keys of the newest traces, or the values of one key as filters compare them."""
-    index, where = ("traces_by_start", "") if project is None else ("traces_shown_by_project", "project = ?3 AND")
+    index, where = ("traces_by_start", "") if project is None else ("traces_shown_by_project", "project = :project AND")
     column = METADATA_TEXT_SQL if key else "m.key"
-    sql = f"SELECT DISTINCT {column} FROM {_METADATA.format(index, where)} WHERE m.key <> '' AND ?2 IN ('', m.key) ORDER BY 1 LIMIT ?1"
-    rows = db.execute(sql, (limit, key, project) if project is not None else (limit, key))
+    sql = f"SELECT DISTINCT {column} FROM {_METADATA.format(index, where)} WHERE m.key <> '' AND :key IN ('', m.key) ORDER BY 1 LIMIT :limit"
+    rows = db.execute(sql, {"limit": limit, "key": key, "project": project})
     return [row[0] for row in rows if row[0] is not None]
 
 

@@ -82,8 +82,8 @@ class SumsQuery(NamedTuple):
 
 
 _SELECT_DAYS = (
-    f"SELECT DISTINCT trace_start_ns / {_DAY_NS} FROM feedback WHERE rule = ?1 UNION SELECT DISTINCT block FROM score_sums"
-    f" WHERE level = {len(WIDTHS_S) - 1} AND series IN (SELECT id FROM score_series WHERE rule = ?1 AND field = '')"
+    f"SELECT DISTINCT trace_start_ns / {_DAY_NS} FROM feedback WHERE rule = :rule UNION SELECT DISTINCT block FROM score_sums"
+    f" WHERE level = {len(WIDTHS_S) - 1} AND series IN (SELECT id FROM score_series WHERE rule = :rule AND field = '')"
 )
 
 
@@ -93,7 +93,7 @@ def count_wrong_sums(db: sqlite3.Connection) -> int:
         return 0
     bad = 0
     for project, rule in db.execute("SELECT DISTINCT project, rule FROM score_series").fetchall():
-        for (day,) in db.execute(_SELECT_DAYS, (rule,)).fetchall():
+        for (day,) in db.execute(_SELECT_DAYS, {"rule": rule}).fetchall():
             query = SumsQuery(rule, project, day * _DAY_NS, (day + 1) * _DAY_NS, _DAY_NS // _NS)
             found, expected = read_tables(db, query), sum_rows(db, query)
             values = [
