@@ -45,7 +45,7 @@ def test_each_evaluator_and_model_has_its_spend(store: Store, budget: dict[str, 
         made = [asking("polite", server.url), asking("kind", server.url, model="large", price=(2_000.0, 0.0))]
         with watching(store, rule(evaluators=made, budget=budget, pace=False)) as monitor:
             monitor.step()
-            store.append([whole(1), whole(2)])
+            store.append([whole(1, outputs="one"), whole(2, outputs="two")])  # equal calls at once would share a reply
             monitor.step()
     assert spends(store) == {("polite", "m"): pytest.approx(0.02), ("kind", "large"): pytest.approx(0.04)}
     [one] = store.spend(by=("project", "rule"))

@@ -8,6 +8,7 @@ of the project's objects. Values that the code changes while it runs (counters, 
 
 from __future__ import annotations
 
+import ast
 import dis
 import functools
 import hashlib
@@ -17,9 +18,11 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import Path, PurePath
+from tokenize import TokenError
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 from uuid import UUID
@@ -126,7 +129,7 @@ def _read_source(function: Any) -> str:
     try:
         text = _read_code_source(code) if isinstance(code, CodeType) else inspect.cleandoc(inspect.getsource(function))
         return former_source(text)
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, SyntaxError, TokenError):
         raise SourceUnavailable(f"the source of {_qualified_name(function)} is not available") from None
 
 
@@ -149,7 +152,19 @@ def _read_code_source(code: CodeType) -> str:
             text[-1] = text[-1][:to_column]
             text[0] = text[0][from_column:]
             return b"".join(text).decode("utf-8", "replace")
+        if (constant := _find_constant_body("".join(lines), code)) is not None:
+            return constant
     return inspect.cleandoc("".join(inspect.getblock(lines[first:])))
+
+
+def _find_constant_body(source: str, code: CodeType) -> str | None:
+    """Return the body of a lambda that returns a constant. Python 3.12 records no columns for it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno and code.co_consts:
+            with suppress(ValueError):  # the body is not a constant
+                if repr(ast.literal_eval(node.body)) == repr(code.co_consts[-1]):
+                    return ast.get_source_segment(source, node.body)
+    return None
 
 
 def _walk_code(function: Any, text: Callable[[FunctionType], str] = _read_bytecode) -> _CodeWalk:
