@@ -16,7 +16,6 @@ from spanwise.collector.records import Alert, AlertEvent, AlertGroup, Notificati
 from spanwise.collector.rule_policy import build_rule_filter
 from spanwise.collector.statistics import WINDOW_BLOCKS
 
-GRAIN_S = 150  # the store keeps sums of scores per 150 s: a 24th of an hour
 MIN_WINDOW_S, MAX_WINDOW_S = 3_600, 7 * 86_400
 BASELINE_S = 7 * 86_400  # seconds before the window with which `drop` compares
 MIN_INTERVAL_S = 60  # seconds between two looks

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 
-from spanwise.collector.alert_policy import GRAIN_S, OPERATIONAL_MEASURES
+from spanwise.collector.alert_policy import OPERATIONAL_MEASURES
 from spanwise.collector.records import Alert, AlertNumbers, RuleStatus, iterate_pages
 from spanwise.collector.rule_policy import get_budget_name
-from spanwise.collector.statistics import WINDOW_BLOCKS
+from spanwise.collector.statistics import GRAIN_S, WINDOW_BLOCKS
 from spanwise.collector.stores import Store
 from spanwise.collector.stores.decision_explanation import WORKER_TIMEOUT_NS, find_load_error
 
@@ -22,7 +22,7 @@ def read_measure(store: Store, alert: Alert, now_ns: int) -> AlertNumbers:
     """Return the present value of an alert's operational measure, and whether it is a breach.
 
     An alert without a rule covers all rules of its project: the largest value counts. For measures that are true or
-    false, the value is the number of rules for which it is true, and `missing` names the first reason.
+    false, the value is the number of rules for which it is true.
     """
     window = AlertNumbers(since_ns=now_ns - int(alert.window_s) * _SECOND, until_ns=now_ns)
     if alert.no_score_for_s is not None:

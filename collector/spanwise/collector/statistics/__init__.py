@@ -18,6 +18,7 @@ Modules, in the order in which data flows:
 """
 
 from spanwise.collector.statistics.alert_evaluation import (
+    GRAIN_S,
     WINDOW_BLOCKS,
     AlertCondition,
     AlertLook,
@@ -124,6 +125,7 @@ from spanwise.collector.statistics.vendor_result_formats import (
 from spanwise.collector.statistics.weighted_percentiles import SampledPercentile, estimate_percentiles
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
+    "GRAIN_S",
     "MIN_VERSION_TRACES",
     "WINDOW_BLOCKS",
     "Agreement",

@@ -14,6 +14,7 @@ from math import inf, sqrt
 
 from spanwise.collector.statistics.intervals import t_quantile, wilson_interval, z_quantile
 
+GRAIN_S = 150  # the store keeps sums of scores per 150 s: a 24th of an hour, the shortest window
 WINDOW_BLOCKS = 24  # blocks of a window, and looks per window
 MIN_FILLED_BLOCKS = 12  # fewer blocks with scores are no data
 MIN_EFFECTIVE_N = 30.0  # a smaller effective n is no data

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+from spanwise.collector.alert_policy import GROUPING_FIELDS
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter, extend_filter
 from spanwise.collector.records import JSON, Experiment, Feedback, Rule, Source, Target, WeightedScore, iterate_pages
 from spanwise.collector.statistics import (
+    GRAIN_S,
     CorrectedMean,
     JudgeCheck,
     SampledMean,
@@ -106,7 +108,7 @@ def summarize_rule(
     return estimate_means(islice(iterate_pages(pages), most))
 
 
-GRAIN_NS = 150 * 10**9  # sums of scores exist for multiples of this time
+GRAIN_NS = GRAIN_S * 10**9  # sums of scores exist for multiples of this time
 MAX_CORRECTED_SCORES = 5_000  # newest scores of a judge whose mean is corrected
 NO_PROBABILITY = "no label has a sampling probability; collect labels with `spanwise judges label`"
 
@@ -230,7 +232,7 @@ def correct_judge_mean(store: TraceStore, check: JudgeCheck, key: str) -> Correc
 
 # Comparison of two versions of an application by the scores that one rule gave to live traffic.
 
-VERSION_FIELDS = ("tag", "model", "environment", "prompt_version", "agent", "name", "user")  # and `metadata.KEY`
+VERSION_FIELDS = GROUPING_FIELDS  # and `metadata.KEY`
 MAX_VERSION_SCORES = 100_000  # scores of the rule that are read, those of the latest traces first
 MIN_SHARED = 0.8  # share of each version's scores in hours in which the other has scores, too
 _VERSION_TRACES_PER_QUERY = 500

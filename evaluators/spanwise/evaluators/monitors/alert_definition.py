@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 
 from spanwise.collector.alerts import assign_alert_version, is_operational, validate_alert
 from spanwise.collector.errors import Refused
-from spanwise.collector.filters import Filter, extend_filter, filter_to_dict, parse, parse_duration, validate_filter
+from spanwise.collector.filters import parse_duration
 from spanwise.collector.records import Alert
-from spanwise.evaluators.monitors.monitored_rule import FilterLike
+from spanwise.evaluators.monitors.monitored_rule import FilterLike, normalize_filter
 
 # collects the alerts of the file that is being loaded
 alerts_being_loaded: ContextVar[list[Alert] | None] = ContextVar("alerts_being_loaded", default=None)
@@ -66,7 +66,7 @@ def alert(
         key=key,
         label=label,
         measure=measure,
-        filter=_normalize_filter(name, filter),
+        filter=normalize_filter(name, filter, "alert"),
         below=below,
         above=above,
         drop=drop,
@@ -96,13 +96,3 @@ def _parse_seconds(name: str, argument: str, value: str | float | None) -> float
         return parse_duration(value) / 1e9 if isinstance(value, str) else value
     except ValueError as error:
         raise ValueError(f"alert {name!r}: {argument}: {error}") from None
-
-
-def _normalize_filter(name: str, given: FilterLike) -> Mapping[str, object]:
-    try:
-        if isinstance(given, str):
-            given = parse(given.split())
-        filter = validate_filter(given if isinstance(given, Filter) else extend_filter(None, dict(given or {})))
-    except (ValueError, TypeError, Refused) as error:
-        raise ValueError(f"alert {name!r}: {error}") from None
-    return filter_to_dict(filter)

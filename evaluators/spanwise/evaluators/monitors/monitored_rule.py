@@ -136,7 +136,7 @@ def monitor(
     settings = RuleSettings(
         sample_rate=_check_rate(name, sample_rate),
         strata=tuple(
-            Stratum(filter=_normalize_filter(name, condition), rate=_check_rate(name, rate))
+            Stratum(filter=normalize_filter(name, condition), rate=_check_rate(name, rate))
             for condition, rate in strata
         ),
         budget=_check_budget(name, budget or {}),
@@ -156,7 +156,7 @@ def monitor(
         evaluators=tuple(make_evaluator_entry(name, evaluator, version) for evaluator in built),
         metrics=tuple(metric.to_dict() for evaluator in built for metric in evaluator.metrics),
         project=project or os.environ.get("SPANWISE_PROJECT") or "default",
-        filter=_normalize_filter(name, filter),
+        filter=normalize_filter(name, filter),
         target=target,
         kind=kind,
         scope=scope,
@@ -201,18 +201,17 @@ def check_evaluators(evaluators: Sequence[Evaluator]) -> None:
     check_keys(evaluators)
 
 
-def _normalize_filter(name: str, given: FilterLike) -> Mapping[str, JSON]:
-    """Return the normal form of a filter. Raises `ValueError` for a filter with a time range."""
+def normalize_filter(name: str, given: FilterLike, kind: str = "rule") -> Mapping[str, JSON]:
+    """Return the normal form of the filter of a rule or an alert. Raises `ValueError` for a filter with a time range."""
     try:
         if isinstance(given, str):
             given = parse(given.split())
         filter = validate_filter(given if isinstance(given, Filter) else extend_filter(None, dict(given or {})))
     except (ValueError, TypeError, Refused) as error:
-        raise ValueError(f"rule {name!r}: {error}") from None
+        raise ValueError(f"{kind} {name!r}: {error}") from None
     if filter.since_ns is not None or filter.until_ns is not None:
-        raise ValueError(
-            f"rule {name!r}: a rule's filter must not have a time range; remove since and until (see since=)"
-        )
+        remedy = "remove since and until" + (" (see since=)" if kind == "rule" else "")
+        raise ValueError(f"{kind} {name!r}: its filter must not have a time range; {remedy}")
     return filter_to_dict(filter)
 
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Target
+from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores.sqlite.control import decision_rows
 from spanwise.collector.stores.sqlite.database.table_rows import select_many
 from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL
 
-GRAIN_S = 150  # seconds of a grain: the 24th part of an hour, so that all blocks of all windows have whole grains
 GRAIN_NS = GRAIN_S * 1_000_000_000
 
 # Scores beyond these limits are left out, because sums of squares could exceed the range of numbers

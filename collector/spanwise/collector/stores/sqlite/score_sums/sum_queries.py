@@ -7,8 +7,9 @@ from functools import partial
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import ScoreSums
+from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.sqlite.score_sums.contributions import GRAIN_S, LIVE
+from spanwise.collector.stores.sqlite.score_sums.contributions import LIVE
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import apply_changes, count_changes
 from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery, read_tables, sum_rows
 

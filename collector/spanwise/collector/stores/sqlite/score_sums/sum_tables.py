@@ -20,14 +20,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from spanwise.collector.statistics import exact_expansion
+from spanwise.collector.statistics import GRAIN_S, exact_expansion
 from spanwise.collector.stores.sqlite.control.decision_rows import decode_target
 from spanwise.collector.stores.sqlite.database.score_sum_schema import watch_group_fields
 from spanwise.collector.stores.sqlite.database.table_rows import delete_many, insert_many, select_many
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
     ALL_LABELS,
     GRAIN_NS,
-    GRAIN_S,
     LABEL_PREFIX,
     LIVE,
     SCORES,

@@ -10,11 +10,11 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import ScoreSums
+from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores.sqlite.database.table_rows import select_many
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
     ALL_LABELS,
     GRAIN_NS,
-    GRAIN_S,
     LABEL_PREFIX,
     SCORES,
     Contribution,
