@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -367,8 +368,8 @@ def list_feedback(
     limit: int,
     cursor: str | None,
 ) -> Page[Feedback]:
-    """Return one page of feedback, newest first."""
-    where, values = restrict_to_traces(db, filter)
+    """Return one page of feedback, newest first. Feedback on a session of a project belongs to the project."""
+    where, values = restrict_feedback(db, filter)
     if key is not None:
         where.append("f.key = ?")
         values.append(key)
@@ -392,7 +393,8 @@ _SESSION_PLACE = feedback_table.FEEDBACK_COLUMNS.index("session_id")
 _SELECT_BY_RULE = (
     feedback_table.SELECT_FEEDBACK.replace(" FROM", ", t.session_id, f.trace_start_ns, f.rowid FROM")
     + " LEFT JOIN traces t ON t.id = f.trace WHERE f.rule = ? AND f.standing >= 1"
-    " AND (f.outcome <> 'score' OR f.score IS NOT NULL) AND (f.trace IS NULL OR t.project = ?)"
+    " AND (f.outcome <> 'score' OR f.score IS NOT NULL)"
+    " AND (t.project = ? OR f.trace IS NULL AND (f.project IS NULL OR f.project = ?))"
 )
 
 
@@ -406,13 +408,26 @@ def list_rule_scores(db: sqlite3.Connection, query: ScoreQuery) -> Page[RuleScor
     sql = " AND ".join([_SELECT_BY_RULE, *(sql for sql, _ in conditions)])
     values = [value for _, values in conditions for value in values]
     order = "ORDER BY f.trace_start_ns DESC, f.rowid DESC LIMIT ?"
-    fetched = db.execute(f"{sql} {order}", (query.rule, query.project, *values, query.limit + 1)).fetchall()
+    fetched = db.execute(
+        f"{sql} {order}", (query.rule, query.project, query.project, *values, query.limit + 1)
+    ).fetchall()
     rows, next = cut_page(fetched, query.limit, time=-2, key=-1)
     items = (RuleScore(feedback_table.feedback_from_row(row), row[-3] or row[_SESSION_PLACE], row[-2]) for row in rows)
     return Page(items=tuple(items), next=next)
 
 
-def restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+def restrict_feedback(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+    """Return SQL conditions that restrict feedback to traces that pass a filter.
+
+    If the filter is a project alone, feedback on sessions of this project passes, too.
+    """
+    where, values = _restrict_to_traces(db, filter)
+    if filter.project is not None and replace(filter, project=None) == Filter():
+        return [f"({' AND '.join(where)} OR f.project = ?)"], [*values, filter.project]
+    return where, values
+
+
+def _restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
     """Return SQL conditions that restrict feedback to traces that pass a filter.
 
     If at most `FEW_TRACES` traces pass, the condition lists their keys. Otherwise the filter is tested on the trace
@@ -432,7 +447,7 @@ def restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str
 
 
 def _add_target_conditions(target: Target, where: list[str], values: list[Any]) -> None:
-    """Add conditions that select exactly this target. The trace's integer key lets SQLite use the index."""
+    """Add conditions that select this target. The trace's integer key lets SQLite use the index."""
     if target.trace_id is not None:
         where.append("f.trace = (SELECT id FROM traces WHERE trace_id = ?)")
         values.append(target.trace_id)
@@ -440,6 +455,9 @@ def _add_target_conditions(target: Target, where: list[str], values: list[Any]) 
         value = getattr(target, name)
         where.append(f"f.{name} IS NULL" if value is None else f"f.{name} = ?")
         values.extend(() if value is None else (value,))
+    if target.project is not None:  # otherwise the session in any project
+        where.append("f.project = ?")
+        values.append(target.project)
 
 
 _SELECT_RUNS = """
