@@ -27,6 +27,7 @@ from spanwise.collector.stores.sqlite.control.notifications import enqueue_notif
 from spanwise.collector.stores.sqlite.database.table_rows import decode_record, encode_record, parse_cursor
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping, remove_grouping
+from spanwise.collector.stores.sqlite.score_sums.trace_measures import remove_measure
 
 MAX_SNOOZE_NS = 366 * 86_400 * 1_000_000_000
 MAX_EVENTS = 50_000  # status changes that are kept
@@ -284,7 +285,12 @@ def _delete(db: sqlite3.Connection, project: str, name: str, now: int, reason: s
 
 
 def _update_groupings(db: sqlite3.Connection, before: Alert | None, after: Alert | None) -> None:
-    """Keep the sums of scores per value of the field by which an alert groups them, and no others."""
+    """Keep the sums of scores per value of the field by which an alert groups them, and no others. Sums of measures that
+    no alert reads any more are deleted.
+    """
+    if before is not None:
+        rows = db.execute("SELECT data FROM alerts WHERE project = ?", (before.project,))
+        remove_measure(db, before, [decode_record(Alert, row[0]) for row in rows])
     if after is not None and after.rule is not None and after.by is not None:
         register_grouping(db, after.project, after.rule, after.by)
     if before is None or before.rule is None or before.by is None:
