@@ -12,7 +12,7 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket, FeedbackStats, ScoreSums
 from spanwise.collector.statistics import SampledMean, estimate_sums
 from spanwise.collector.stores.sqlite.score_sums.contributions import GRAIN_NS, read_contributions
-from spanwise.collector.stores.sqlite.score_sums.sum_tables import WIDTHS_S
+from spanwise.collector.stores.sqlite.score_sums.session_clusters import WIDTHS_S
 from spanwise.collector.stores.sqlite.score_sums.window_sums import (
     BlockWindow,
     ClusterSums,
