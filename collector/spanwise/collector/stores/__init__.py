@@ -5,6 +5,7 @@ Modules, in the order in which data flows:
 - `flat_tables`: Flat tables for analysis: name, type, description and source of each column; data frames of their
   rows.
 - `store_interfaces`: Store interfaces: traces, control records, both in one, and optional capabilities.
+- `table_rows`: Table rows: column values, hashed ids, statements for many rows, cursors of pages.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules, decisions,
   audit trail.
@@ -144,5 +145,6 @@ SHARED_MODULES = [
     "decision_explanation",
     "flat_tables",
     "store_interfaces",
+    "table_rows",
     "trace_assembly",
 ]

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Target
 from spanwise.collector.statistics import GRAIN_S
-from spanwise.collector.stores.sqlite.control import decision_rows
-from spanwise.collector.stores.sqlite.database.table_rows import select_many
+from spanwise.collector.stores.control import decision_rows
 from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL
+from spanwise.collector.stores.table_rows import select_many
 
 GRAIN_NS = GRAIN_S * 1_000_000_000
 

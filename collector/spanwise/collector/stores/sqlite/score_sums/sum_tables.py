@@ -21,9 +21,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from spanwise.collector.statistics import GRAIN_S, exact_expansion
-from spanwise.collector.stores.sqlite.control.decision_rows import decode_target
+from spanwise.collector.stores.control.decision_rows import decode_target
 from spanwise.collector.stores.sqlite.database.score_sum_schema import watch_group_fields
-from spanwise.collector.stores.sqlite.database.table_rows import delete_many, insert_many, select_many
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
     ALL_LABELS,
     GRAIN_NS,
@@ -38,6 +37,7 @@ from spanwise.collector.stores.sqlite.score_sums.contributions import (
     make_live_field,
     read_contributions,
 )
+from spanwise.collector.stores.table_rows import delete_many, insert_many, select_many
 
 WIDTHS_S = (GRAIN_S, 3_600, 21_600, 86_400)  # by level
 _GRAINS = tuple(width // GRAIN_S for width in WIDTHS_S)

@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import ScoreSums
 from spanwise.collector.statistics import GRAIN_S
-from spanwise.collector.stores.sqlite.database.table_rows import select_many
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
     ALL_LABELS,
     GRAIN_NS,
@@ -32,6 +31,7 @@ from spanwise.collector.stores.sqlite.score_sums.sum_tables import (
     count_changes,
     hash_session,
 )
+from spanwise.collector.stores.table_rows import select_many
 
 MAX_BLOCKS = 100_000  # blocks of one query
 TRACES_PER_READ = 5_000  # traces whose scores are in memory at once
