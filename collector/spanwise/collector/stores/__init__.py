@@ -5,6 +5,7 @@ Modules, in the order in which data flows:
 - `flat_tables`: Flat tables for analysis: name, type, description and source of each column; data frames of their
   rows.
 - `store_interfaces`: Store interfaces: traces, control records, both in one, and optional capabilities.
+- `table_rows`: Table rows: column values, hashed ids, statements for many rows, cursors of pages.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
 - `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
   kind.
@@ -146,6 +147,7 @@ SHARED_MODULES = [
     "decision_explanation",
     "flat_tables",
     "store_interfaces",
+    "table_rows",
     "trace_assembly",
     "weighted_sums",
 ]

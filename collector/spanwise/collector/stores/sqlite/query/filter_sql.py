@@ -19,10 +19,10 @@ from spanwise.collector.filters import (
     metadata_text,
     refuse_dataset,
 )
-from spanwise.collector.stores.sqlite.database.table_rows import INT_MAX, dumps
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS
 from spanwise.collector.stores.sqlite.search.searchable_text import compile_match
 from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
+from spanwise.collector.stores.table_rows import INT_MAX, dumps
 
 # Filters compiled to SQL conditions.
 

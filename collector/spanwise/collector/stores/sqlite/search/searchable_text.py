@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
 from spanwise.collector.records import JSON
-from spanwise.collector.stores.sqlite.database.table_rows import loads
+from spanwise.collector.stores.table_rows import loads
 
 # Searchable text of runs: extraction, and a buffer (memory, then a spill file) until it is indexed.
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import msgspec
 
 from spanwise.collector.filters import EVALUATOR_KIND
-from spanwise.collector.stores.sqlite.database.table_rows import dumps
 from spanwise.collector.stores.sqlite.write.run_codec import Fact, SpanCounts
 from spanwise.collector.stores.sqlite.write.trace_summary import (
     COST_FLAG,
@@ -35,6 +34,7 @@ from spanwise.collector.stores.sqlite.write.trace_summary import (
     make_node,
     to_pico,
 )
+from spanwise.collector.stores.table_rows import dumps
 
 FIRST_VALUE_FIELDS = ("session_id", "user_id", "experiment_id", "example_id", "metadata")
 

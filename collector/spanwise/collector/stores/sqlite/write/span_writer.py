@@ -14,13 +14,7 @@ from spanwise.collector.errors import Refused, StoreError, Unavailable
 from spanwise.collector.records import JSON, Feedback, OpenRun, Target
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.table_rows import (
-    StoreClock,
-    build_upsert_clause,
-    insert_many,
-    loads,
-    select_many,
-)
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.rollups.hourly_rollups import HourlyRollups
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import TraceContribution, make_contribution
 from spanwise.collector.stores.sqlite.search import fulltext_index
@@ -59,6 +53,12 @@ from spanwise.collector.stores.sqlite.write.trace_cache import (
     SummaryStorage,
 )
 from spanwise.collector.stores.sqlite.write.trace_summary import StepLimitExceeded, SummaryRow, TraceNodes
+from spanwise.collector.stores.table_rows import (
+    build_upsert_clause,
+    insert_many,
+    loads,
+    select_many,
+)
 from spanwise.collector.stores.trace_assembly import FEEDBACK_FIELD
 
 CACHED_SPANS = 20_000  # limit of the cache in spans; the state of a trace counts as the spans that take as much memory

@@ -9,7 +9,6 @@ import msgspec
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.table_rows import insert_many, select_many
 from spanwise.collector.stores.sqlite.write.incremental_summary import (
     CHARACTERS_PER_SPAN,
     IncrementalSummary,
@@ -28,6 +27,7 @@ from spanwise.collector.stores.sqlite.write.trace_summary import (
     TraceNodes,
     summarize_trace,
 )
+from spanwise.collector.stores.table_rows import insert_many, select_many
 
 # largest trace whose spans are read again if it is not cached; of larger traces, the state is stored
 SMALL_TRACE_SPANS = 64

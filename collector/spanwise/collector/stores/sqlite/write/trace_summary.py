@@ -20,8 +20,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from spanwise.collector.filters import EVALUATOR_KIND
-from spanwise.collector.stores.sqlite.database.table_rows import dumps, insert_many
 from spanwise.collector.stores.sqlite.write.run_codec import ALWAYS_SAMPLED, Fact, RunLabels, SpanCounts
+from spanwise.collector.stores.table_rows import dumps, insert_many
 
 # Trace summary: definition of a trace's totals (root, tokens, cost, completeness) over all of its spans.
 
