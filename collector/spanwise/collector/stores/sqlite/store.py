@@ -502,7 +502,7 @@ class SQLiteStore(_Store):
 
     def __init__(self, path: str | Path) -> None:
         self._over(DatabaseFile(path))
-        self._behind = BackgroundWorker(self._file, self.prune_by_rules)
+        self._behind = BackgroundWorker(self._file, self.run_hourly_jobs)
 
     def _over(self, file: DatabaseFile) -> None:
         self.path, self._file, self._origin = file.name, file, file.origin
