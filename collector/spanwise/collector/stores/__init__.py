@@ -6,6 +6,8 @@ Modules, in the order in which data flows:
   rows.
 - `store_interfaces`: Store interfaces: traces, control records, both in one, and optional capabilities.
 - `table_rows`: Table rows: column values, hashed ids, statements for many rows, cursors of pages.
+- `fork_protection`: Protection of connections to a database from forked child processes, which must neither use nor
+  close them.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
 - `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
   kind.
@@ -146,6 +148,7 @@ SHARED_MODULES = [
     "backends",
     "decision_explanation",
     "flat_tables",
+    "fork_protection",
     "store_interfaces",
     "table_rows",
     "trace_assembly",
