@@ -14,7 +14,6 @@ from spanwise.collector.client import HTTPStore
 from spanwise.collector.server import Server
 from spanwise.collector.stores import CombinedStore, Store
 from spanwise.collector.stores.backends import ControlBackend, TraceBackend
-from spanwise.collector.stores.postgres import PostgresControl
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
 from spanwise.collector.stores.sqlite.maintenance import background_jobs
 from spanwise.collector.stores.sqlite.search import fulltext_index
@@ -84,6 +83,8 @@ TRACE_BACKENDS: dict[str, Callable[[Path], AbstractContextManager[TraceBackend]]
 
 @contextmanager
 def on_postgres(request: pytest.FixtureRequest) -> Iterator[ControlBackend]:
+    from spanwise.collector.stores.postgres import PostgresControl  # needs an extra
+
     with closing(PostgresControl(request.getfixturevalue("empty_database"))) as control:
         yield control
 

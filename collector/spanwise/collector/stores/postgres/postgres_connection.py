@@ -13,12 +13,11 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
-from spanwise.collector.errors import Refused, require_extra
+import psycopg
+from psycopg.adapt import AdaptersMap, Buffer, Dumper, Loader
+from psycopg.types.numeric import Int8Dumper
 
-with require_extra("postgres", "a store on PostgreSQL"):
-    import psycopg
-    from psycopg.adapt import AdaptersMap, Buffer, Dumper, Loader
-    from psycopg.types.numeric import Int8Dumper
+from spanwise.collector.errors import Refused
 
 PostgresSession: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
