@@ -10,6 +10,8 @@ Modules, in the order in which data flows:
   kind.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules, decisions,
   audit trail.
+- `search_terms`: Search terms of all backends: texts in a JSON value, tokens of Chinese, Japanese and Korean text, terms
+  of a search.
 - `trace_assembly`: Assembly of traces: amendments merged into runs, the tree of runs, derived inputs and outputs of
   the root.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
@@ -145,6 +147,7 @@ SHARED_MODULES = [
     "backends",
     "decision_explanation",
     "flat_tables",
+    "search_terms",
     "store_interfaces",
     "trace_assembly",
     "weighted_sums",
