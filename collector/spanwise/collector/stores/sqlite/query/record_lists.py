@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -366,8 +367,8 @@ def list_feedback(
     limit: int,
     cursor: str | None,
 ) -> Page[Feedback]:
-    """Return one page of feedback, newest first."""
-    where, values = restrict_to_traces(db, filter)
+    """Return one page of feedback, newest first. Feedback on a session of a project belongs to the project."""
+    where, values = restrict_feedback(db, filter)
     if key is not None:
         where.append("f.key = ?")
         values.append(key)
@@ -387,7 +388,18 @@ def list_feedback(
     return Page(items=tuple(map(feedback_table.feedback_from_row, rows)), next=next)
 
 
-def restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+def restrict_feedback(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+    """Return SQL conditions that restrict feedback to traces that pass a filter.
+
+    If the filter is a project alone, feedback on sessions of this project passes, too.
+    """
+    where, values = _restrict_to_traces(db, filter)
+    if filter.project is not None and replace(filter, project=None) == Filter():
+        return [f"({' AND '.join(where)} OR f.project = ?)"], [*values, filter.project]
+    return where, values
+
+
+def _restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
     """Return SQL conditions that restrict feedback to traces that pass a filter.
 
     If at most `FEW_TRACES` traces pass, the condition lists their keys. Otherwise the filter is tested on the trace
@@ -407,7 +419,7 @@ def restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str
 
 
 def _add_target_conditions(target: Target, where: list[str], values: list[Any]) -> None:
-    """Add conditions that select exactly this target. The trace's integer key lets SQLite use the index."""
+    """Add conditions that select this target. The trace's integer key lets SQLite use the index."""
     if target.trace_id is not None:
         where.append("f.trace = (SELECT id FROM traces WHERE trace_id = ?)")
         values.append(target.trace_id)
@@ -415,6 +427,9 @@ def _add_target_conditions(target: Target, where: list[str], values: list[Any]) 
         value = getattr(target, name)
         where.append(f"f.{name} IS NULL" if value is None else f"f.{name} = ?")
         values.extend(() if value is None else (value,))
+    if target.project is not None:  # otherwise the session in any project
+        where.append("f.project = ?")
+        values.append(target.project)
 
 
 _SELECT_RUNS = """
