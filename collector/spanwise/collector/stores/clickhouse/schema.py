@@ -204,7 +204,10 @@ _FEEDBACK = Table(
         ("created_ns Int64", "time at which it was given"),
         ("is_deleted UInt8", "1: marker of a deletion, without content"),
         _FLOOR,
-        (f"number UInt64 DEFAULT {_NUMBER}", "server's time of this insert: position in the change feed, and for forwarding"),
+        (
+            f"number UInt64 DEFAULT {_NUMBER}",
+            "server's time of this insert: position in the change feed, and for forwarding",
+        ),
         (
             "revision UInt128 DEFAULT bitOr(bitShiftLeft(toUInt128(ifNull(claim, 0)), 64), toUInt128(number))",
             "version of the row: the highest lease number stands, then the latest insert",
@@ -369,7 +372,6 @@ TABLES: Sequence[Table] = (
 
 # An acknowledged insert is on disk. The window lets a deduplication token work on tables that are not replicated
 _DURABLE = "fsync_after_insert = 1, fsync_part_directory = 1, non_replicated_deduplication_window = 1000"
-
 
 
 def create_statements(cluster: str | None = None) -> list[str]:
