@@ -15,7 +15,7 @@ from spanwise.collector.stores.sqlite.maintenance.background_jobs import Summary
 from spanwise.collector.stores.sqlite.write.run_codec import encode
 from spanwise.collector.stores.sqlite.write.side_tables import ANY_PROJECT, AmendmentTarget
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
-from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow, summarize_trace
+from spanwise.collector.stores.trace_summary import SummaryRow, summarize_trace
 
 T = TypeVar("T")
 TRACE = "a" * 32

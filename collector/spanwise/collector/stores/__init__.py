@@ -5,6 +5,9 @@ Modules, in the order in which data flows:
 - `flat_tables`: Flat tables for analysis: name, type, description and source of each column; data frames of their
   rows.
 - `store_interfaces`: Store interfaces: traces, control records, both in one, and optional capabilities.
+- `table_rows`: Table rows: column values, hashed ids, statements for many rows, cursors of pages.
+- `run_codec`: Encoding of runs for all stores: facts, payloads, sampling information of a span.
+- `trace_summary`: Trace summary: definition of a trace's totals (root, tokens, cost, completeness) over all of its spans.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
 - `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
   kind.
@@ -147,8 +150,11 @@ SHARED_MODULES = [
     "backends",
     "decision_explanation",
     "flat_tables",
+    "run_codec",
     "search_terms",
     "store_interfaces",
+    "table_rows",
     "trace_assembly",
+    "trace_summary",
     "weighted_sums",
 ]

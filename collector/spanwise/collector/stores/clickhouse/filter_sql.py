@@ -191,9 +191,7 @@ def _document_feedback(wanted: Iterable[FeedbackCondition], parameters: QueryPar
 
 
 def _missing(keys: Sequence[str], parameters: QueryParameters) -> Conditions:
-    return [
-        f"t.trace_id NOT IN (SELECT trace_id FROM ({newest_feedback(keys, parameters)}) WHERE outcome = 'score')"
-    ]
+    return [f"t.trace_id NOT IN (SELECT trace_id FROM ({newest_feedback(keys, parameters)}) WHERE outcome = 'score')"]
 
 
 def _untried(keys: Sequence[str], parameters: QueryParameters) -> Conditions:

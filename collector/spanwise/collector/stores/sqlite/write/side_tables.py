@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import JSON, Amendment, OpenRun, Process, ProcessReport
 from spanwise.collector.stores import trace_assembly
+from spanwise.collector.stores.run_codec import Fact
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.table_rows import (
     INT_MAX,
@@ -28,7 +29,6 @@ from spanwise.collector.stores.sqlite.database.table_rows import (
     loads,
     select_many,
 )
-from spanwise.collector.stores.sqlite.write.run_codec import Fact
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer.http_connections import MAX_DESTINATIONS
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from spanwise.collector.errors import Refused, StoreError, Unavailable
 from spanwise.collector.records import JSON, Feedback, OpenRun, Target
 from spanwise.collector.stores import trace_assembly
+from spanwise.collector.stores.run_codec import SPAN_COLUMN_COUNT, Fact, decode_run, encode_amended_run
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.table_rows import (
     StoreClock,
@@ -28,14 +29,10 @@ from spanwise.collector.stores.sqlite.search.searchable_text import TextBuffer
 from spanwise.collector.stores.sqlite.write import side_tables
 from spanwise.collector.stores.sqlite.write.incremental_summary import IncrementalSummary, summarize_from_scratch
 from spanwise.collector.stores.sqlite.write.run_codec import (
-    SPAN_COLUMN_COUNT,
     ZSTD_FRAME_HEADER,
     Batch,
-    Fact,
     PayloadCompressor,
     RunEncoder,
-    decode_run,
-    encode_amended_run,
     read_dictionary_id,
 )
 from spanwise.collector.stores.sqlite.write.side_tables import (
@@ -50,6 +47,7 @@ from spanwise.collector.stores.sqlite.write.side_tables import (
     ResourceTable,
     Tombstones,
 )
+from spanwise.collector.stores.sqlite.write.span_tree import StepLimitExceeded, TraceNodes
 from spanwise.collector.stores.sqlite.write.trace_cache import (
     FLAG_COLUMNS,
     FLAG_VALUES,
@@ -58,8 +56,8 @@ from spanwise.collector.stores.sqlite.write.trace_cache import (
     NewTrace,
     SummaryStorage,
 )
-from spanwise.collector.stores.sqlite.write.trace_summary import StepLimitExceeded, SummaryRow, TraceNodes
 from spanwise.collector.stores.trace_assembly import FEEDBACK_FIELD
+from spanwise.collector.stores.trace_summary import SummaryRow
 
 CACHED_SPANS = 20_000  # limit of the cache in spans; the state of a trace counts as the spans that take as much memory
 MAX_RECENT_ROWS = 500  # spans that may arrive while their trace is rebuilt in the background
