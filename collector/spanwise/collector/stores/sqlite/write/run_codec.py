@@ -17,8 +17,9 @@ import zstandard
 
 from spanwise.collector.record_corrections import FORMER, PRESENT
 from spanwise.collector.records import JSON, Document, Event, Link, Run, Usage, make_fast_constructor
+from spanwise.collector.stores.search_terms import add_leaves
 from spanwise.collector.stores.sqlite.database.table_rows import INT_MAX, clean, dumps, loads
-from spanwise.collector.stores.sqlite.search.searchable_text import add_leaves, join_leaves
+from spanwise.collector.stores.sqlite.search.searchable_text import join_leaves
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer.http_connections import get_destination
 
