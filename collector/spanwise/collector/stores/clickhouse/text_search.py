@@ -59,10 +59,7 @@ def fold_words(texts: Iterable[str]) -> str:
     """Return the searchable words of several texts, each text once, for the column `spans.words`."""
     lines = []
     for text in dict.fromkeys(texts):
-        if text.isascii():
-            words = text.translate(_ASCII_WORDS).split()
-        else:
-            words = _WORD.findall(split_cjk(fold(text)))
+        words = text.translate(_ASCII_WORDS).split() if text.isascii() else _WORD.findall(split_cjk(fold(text)))
         if words:
             lines.append(f" {WORD_START}{f' {WORD_START}'.join(words)} ")
     return "\n".join(lines)
