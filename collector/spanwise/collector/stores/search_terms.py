@@ -7,15 +7,17 @@ split into overlapping pairs of characters before it is indexed, and a search fo
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import CJK_CHARACTERS, MAX_CONDITION_VALUES, MAX_PREFIXES, parse_search_terms
 from spanwise.collector.records import JSON
+from spanwise.collector.stores.table_rows import loads
 
 
 def iterate_leaves(value: JSON) -> Iterator[str]:
@@ -31,6 +33,48 @@ def iterate_leaves(value: JSON) -> Iterator[str]:
             stack.extend(reversed(item))
         elif isinstance(item, (int, float)) and not isinstance(item, bool):
             yield str(item)
+
+
+def add_leaves(found: dict[str, None], inputs: JSON, outputs: JSON, payload: bytes) -> None:
+    """Add the texts and numbers of inputs and outputs to `found`, in the form in which they are read back from
+    `payload`.
+
+    `payload` was encoded from these values. It is parsed only if decoding could change a value.
+    """
+    if type(inputs) is str and (outputs is None or type(outputs) is str):
+        found[inputs] = None
+        if outputs is not None:
+            found[outputs] = None
+        return
+    leaves = _plain_leaves([outputs, inputs])
+    if leaves is None:
+        stored = loads(payload)
+        leaves = list(iterate_leaves((stored.get("inputs"), stored.get("outputs"))))
+    found.update(dict.fromkeys(leaves))
+
+
+def _plain_leaves(stack: list[Any]) -> list[str] | None:
+    """Return the leaves of values that survive a JSON round trip unchanged; None for others, such as dates or keys that
+    are not text.
+    """
+    found: list[str] = []
+    while stack:
+        item = stack.pop()
+        kind = type(item)
+        if kind is str:
+            found.append(item)
+        elif kind is dict:
+            for key in item:
+                if type(key) is not str:
+                    return None
+            stack.extend(reversed(item.values()))
+        elif kind is list or kind is tuple:
+            stack.extend(reversed(item))
+        elif kind is int or (kind is float and math.isfinite(item)):
+            found.append(str(item))
+        elif not (item is None or kind is bool or kind is float):
+            return None
+    return found
 
 
 _CJK_RUN = re.compile(f"[{CJK_CHARACTERS}\u3099\u309a]+")  # with the marks that follow decomposed kana

@@ -43,6 +43,8 @@ _SETTINGS: Mapping[str, Any] = {
     "lightweight_deletes_sync": 2,
     "mutations_sync": 2,
     "max_execution_time": REQUEST_SECONDS - 5,
+    # A search for the beginning of a word reads the posting lists of up to this many words, else all texts
+    "text_index_like_max_postings_to_read": 100_000,
 }
 # In a cluster, an insert waits for a majority of the replicas, and a query for everything that was acknowledged
 _CLUSTER_SETTINGS: Mapping[str, Any] = {

@@ -171,7 +171,7 @@ def _compared(wanted: float | str) -> str:
 
 # A slot of feedback: later feedback in the same slot replaces it (see `statistics.get_feedback_slot`)
 SLOT_COLUMNS = (
-    "trace_id, span_id, document, session_id, experiment_id, key, source, author, rule,"
+    "trace_id, span_id, document, session_id, experiment_id, project, key, source, author, rule,"
     " if(source = 'human' AND ifNull(author, '') = '', id, '')"
 )
 

@@ -314,12 +314,6 @@ _DESTINATIONS = Table(
     ],
 )
 
-_WORDS = Table(
-    name="words",
-    order_by="word",
-    columns=[("word String", "distinct word of all `spans.words`, for searches by prefix")],
-)
-
 _OUTLETS = Table(
     name="outlets",
     engine="AggregatingMergeTree",
@@ -365,7 +359,6 @@ TABLES: Sequence[Table] = (
     _TOMBSTONES,
     _PENDING,
     _DESTINATIONS,
-    _WORDS,
     _OUTLETS,
     _RETENTION,
     _FACTS,

@@ -6,7 +6,6 @@ load, text waits in the buffer so that the writer has time for spans; see `maint
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import time
@@ -14,59 +13,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
 from itertools import chain, takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from spanwise.collector.records import JSON
-from spanwise.collector.stores.search_terms import IndexTerm, compile_terms, iterate_leaves, split_cjk
-from spanwise.collector.stores.sqlite.database.table_rows import loads
+from spanwise.collector.stores.search_terms import IndexTerm, compile_terms, split_cjk
 
 # Searchable text of runs: extraction, and a buffer (memory, then a spill file) until it is indexed.
 
 MAX_TRACE_CHARACTERS = 200_000  # indexed characters of a trace, counted from its first span
 # Separates the texts of a trace, so that no phrase matches the end of one text and the beginning of the next
 LEAF_SEPARATOR = "\x1f"
-
-
-def add_leaves(found: dict[str, None], inputs: JSON, outputs: JSON, payload: bytes) -> None:
-    """Add the texts and numbers of inputs and outputs to `found`, in the form in which they are read back from
-    `payload`.
-
-    `payload` was encoded from these values. It is parsed only if decoding could change a value.
-    """
-    if type(inputs) is str and (outputs is None or type(outputs) is str):
-        found[inputs] = None
-        if outputs is not None:
-            found[outputs] = None
-        return
-    leaves = _plain_leaves([outputs, inputs])
-    if leaves is None:
-        stored = loads(payload)
-        leaves = list(iterate_leaves((stored.get("inputs"), stored.get("outputs"))))
-    found.update(dict.fromkeys(leaves))
-
-
-def _plain_leaves(stack: list[Any]) -> list[str] | None:
-    """Return the leaves of values that survive a JSON round trip unchanged; None for others, such as dates or keys that
-    are not text.
-    """
-    found: list[str] = []
-    while stack:
-        item = stack.pop()
-        kind = type(item)
-        if kind is str:
-            found.append(item)
-        elif kind is dict:
-            for key in item:
-                if type(key) is not str:
-                    return None
-            stack.extend(reversed(item.values()))
-        elif kind is list or kind is tuple:
-            stack.extend(reversed(item))
-        elif kind is int or (kind is float and math.isfinite(item)):
-            found.append(str(item))
-        elif not (item is None or kind is bool or kind is float):
-            return None
-    return found
 
 
 def join_leaves(found: dict[str, None]) -> str:

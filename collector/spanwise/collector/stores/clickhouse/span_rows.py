@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from spanwise.collector.filter_evaluation import metadata_as_text
+from spanwise.collector.filter_evaluation import metadata_as_texts
 from spanwise.collector.records import JSON, Run
 from spanwise.collector.stores.clickhouse.database import get_day
 from spanwise.collector.stores.clickhouse.text_search import fold_words
@@ -16,11 +16,11 @@ from spanwise.collector.stores.run_codec import (
     RunLabels,
     SamplingInfo,
     SpanCounts,
-    decode_run,
     encode_run,
     make_fact,
 )
-from spanwise.collector.stores.search_terms import find_leaves
+from spanwise.collector.stores.run_codec import decode_run as decode_columns
+from spanwise.collector.stores.search_terms import add_leaves
 from spanwise.collector.stores.table_rows import clean, dumps, loads
 from spanwise.collector.stores.trace_summary import SummaryRow, summarize_trace
 
@@ -64,14 +64,20 @@ def encode_runs(runs: Sequence[Run]) -> SpanBatch:
         batch.facts.append(fact)
         batch.payloads.append(payload)
         batch.resources.append(resource)
-        batch.words.append(fold_words(find_leaves(stored.inputs, stored.outputs, payload)))
+        batch.words.append(_find_words(stored, payload))
     return batch
 
 
 def encode_row(run: Run, encoded: tuple[Fact, bytes]) -> SpanRow:
     """Return the row of a run that is encoded already, such as an amended one."""
     fact, payload = encoded
-    return SpanRow(fact, payload, dumps(run.resource), fold_words(find_leaves(run.inputs, run.outputs, payload)))
+    return SpanRow(fact, payload, dumps(run.resource), _find_words(run, payload))
+
+
+def _find_words(run: Run, payload: bytes) -> str:
+    leaves: dict[str, None] = {}
+    add_leaves(leaves, run.inputs, run.outputs, payload)
+    return fold_words(leaves)
 
 
 def get_version(fact: Fact, amendments: int = 0) -> int:
@@ -154,7 +160,9 @@ def decode_fact(row: Sequence[Any]) -> Fact:
     project, environment, response_id, extra = row[15:19]
     if not extra:
         return make_fact((*row[:15], project, environment, *_USUAL, None, response_id or None, None, None))
-    experiment_id, example_id, repetition, tags, metadata, local_root, counts, sampling, sent, route, labels = loads(extra)
+    experiment_id, example_id, repetition, tags, metadata, local_root, counts, sampling, sent, route, labels = loads(
+        extra
+    )
     return make_fact(
         (
             *row[:15],
@@ -176,12 +184,19 @@ def decode_fact(row: Sequence[Any]) -> Fact:
     )
 
 
-RUN_COLUMNS = (*FACT_COLUMNS[:SPAN_COLUMN_COUNT], "payload", "resource")
+RUN_COLUMNS = f"trace_id, {', '.join(FACT_COLUMNS[:SPAN_COLUMN_COUNT])}, payload, resource"
 
 
-def decode_run_row(trace_id: str, row: Sequence[Any]) -> Run:
+def decode_run(row: Sequence[Any]) -> Run:
     """Return the run of a row of `RUN_COLUMNS`."""
-    return decode_run(trace_id, row, loads(row[SPAN_COLUMN_COUNT]), loads(row[SPAN_COLUMN_COUNT + 1]))
+    trace_id, *columns, payload, resource = row
+    return decode_columns(trace_id, columns, loads(payload), loads(resource))
+
+
+def decode_amendments(row: Sequence[Any]) -> tuple[int, dict[str, JSON]] | None:
+    """Return the size as sent, and the amended fields, of an amended run in a row of `RUN_COLUMNS`; None for others."""
+    amended = loads(row[-2]).get("amended")
+    return amended and (amended[0], amended[1])
 
 
 # Summaries.
@@ -218,7 +233,7 @@ _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "prompts": lambda text: (
         {name: [version or "" for version in versions] for name, versions in loads(text).items()} if text else {}
     ),
-    "metadata": lambda text: metadata_as_text(loads(text)) if text else {},
+    "metadata": lambda text: metadata_as_texts(loads(text)) if text else {},
 }
 
 
