@@ -376,3 +376,14 @@ def decode_run(trace_id: str, columns: Sequence[Any], payload: Mapping[str, JSON
         time_to_first_token_ms=payload.get("time_to_first_token_ms"),
         tools=tuple(payload.get("tools", ())),
     )
+
+
+def supersedes(new: Fact, old: Fact) -> bool:
+    """Return whether a new version of a run replaces the old one: it must end later or, if both end together, be larger.
+
+    If both rank equally, a new version that differs replaces the old one, except that it must not undo amendments.
+    """
+    if old.sent is not None:
+        return (new.end_ns, new.size) > (old.end_ns, old.sent)
+    rank_new, rank_old = (new.end_ns, new.size), (old.end_ns, old.size)
+    return rank_new > rank_old or (rank_new == rank_old and new != old)
