@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
+from spanwise.collector.stores.clickhouse.span_rows import RUN_COLUMNS, decode_run
+
 from spanwise.collector.errors import NotFound, TooLarge
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores.clickhouse import record_lists
 from spanwise.collector.stores.clickhouse.connection import Connection
-from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES, compile_filter
 from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
-from spanwise.collector.stores.clickhouse.span_rows import RUN_COLUMNS, decode_run
 from spanwise.collector.stores.store_interfaces import LazyTrace
 from spanwise.collector.stores.table_rows import loads, parse_text_cursor
 from spanwise.collector.stores.trace_assembly import (
@@ -162,9 +163,7 @@ def read_roots(
         inputs, outputs, root = payload.get("inputs"), payload.get("outputs"), by_trace[trace_id]
         found[trace_id] = show(inputs), show(outputs), ()
         attributes, documents = payload.get("attributes", {}), payload.get("documents")
-        fields = find_derivable(
-            inputs, outputs, attributes, documents=documents, status=root.status, runs=root.runs
-        )
+        fields = find_derivable(inputs, outputs, attributes, documents=documents, status=root.status, runs=root.runs)
         if fields:
             wanted[trace_id] = root.span_id, fields
     for trace_id, values in _derive_values(db, wanted).items():
@@ -177,9 +176,7 @@ def read_roots(
 PREFETCHED_BYTES = 64 * 1024  # payloads of a trace that are read at once to derive values; of a larger one, one by one
 
 
-def _derive_values(
-    db: Connection, wanted: Mapping[str, tuple[str, tuple[str, ...]]]
-) -> dict[str, dict[str, JSON]]:
+def _derive_values(db: Connection, wanted: Mapping[str, tuple[str, tuple[str, ...]]]) -> dict[str, dict[str, JSON]]:
     """Return, by trace id, values for fields that the root lacks, derived from the runs of the trace.
 
     `wanted` has the span id of the root and the missing fields of each trace.
@@ -268,7 +265,9 @@ def _read_headers(db: Connection, trace_ids: Sequence[str]) -> dict[str, TraceHe
         feedback.setdefault(outcome.target.trace_id or "", []).append(outcome)
     running: dict[str, list[OpenRun]] = {}
     columns = ", ".join(OpenRun.__slots__)
-    for row in db.query(f"SELECT {columns} FROM open_runs FINAL WHERE {of_traces} ORDER BY start_ns, span_id", parameters):
+    for row in db.query(
+        f"SELECT {columns} FROM open_runs FINAL WHERE {of_traces} ORDER BY start_ns, span_id", parameters
+    ):
         run = OpenRun(**dict(zip(OpenRun.__slots__, row, strict=True)))
         running.setdefault(run.trace_id, []).append(run)
     headers = {}
