@@ -120,6 +120,7 @@ _TRACES = Table(
         ("number UInt64 DEFAULT if(first_number = 0, change, first_number)", "change number of the first summary"),
         ("day Date", "day of `start_ns`"),
         ("keep_days UInt16", "days after `day` until the engine deletes the row; 0: never"),
+        ("checksum UInt64", "sum over the versions of all spans: tells whether this summary includes all of them"),
         ("root String", "span id of the root"),
         ("span_count UInt64", "number of spans"),
         ("error_count UInt64", "number of spans with status error"),
@@ -185,7 +186,7 @@ _FEEDBACK = Table(
         ("document Nullable(Int64)", "position of the document of the target"),
         ("session_id String", "session of the target; empty: none"),
         ("experiment_id String", "experiment of the target; empty: none"),
-        ("project String", "project of a session as target; empty: unknown"),
+        ("project Nullable(String)", "project of a session as target"),
         ("key LowCardinality(String)", "name of the score or label"),
         ("score Nullable(Float64)", "score"),
         ("is_bool Bool", "the score is a boolean"),
@@ -344,7 +345,7 @@ _RETENTION = Table(
 
 _FACTS = Table(
     name="database_facts",
-    order_by="name",
+    order_by="(name, value)",
     columns=[("name String", "schema_version or identity"), ("value String", "value")],
 )
 
