@@ -39,7 +39,7 @@ def _fold_table() -> dict[int, str | None]:
     """Return the replacements of letters: Latin letters lose their accents, and variants become the usual letter."""
     table: dict[int, str | None] = dict.fromkeys(range(0x300, 0x370))
     for code in (*range(0xC0, 0x250), *range(0x1E00, 0x1F00)):
-        base, *marks = unicodedata.normalize("NFD", chr(code))
+        base, *marks = list(unicodedata.normalize("NFD", chr(code)))
         if marks and all("\u0300" <= mark <= "\u036f" for mark in marks):
             table[code] = base.lower()
     return {**table, ord("ſ"): "s", ord("ς"): "σ", ord("µ"): "μ", ord("İ"): "i"}
