@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ import pytest
 from collector.clickhouse_server import VARIABLE, ClickHouseServer
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.server import Server
-from spanwise.collector.stores import Store
-from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores import CombinedStore, Store
+from spanwise.collector.stores.clickhouse import ClickHouseTraces
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore
+from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.maintenance import background_jobs
 from spanwise.collector.stores.sqlite.search import fulltext_index
 
@@ -47,6 +49,14 @@ def over_http(folder: Path, current: Current, url: str) -> Iterator[Store]:
         yield client
 
 
+@contextmanager
+def over_clickhouse(folder: Path, server: ClickHouseServer) -> Iterator[Store]:
+    with server.database() as url:
+        store = CombinedStore(ClickHouseTraces(url), SQLiteControl(DatabaseFile(folder / "control.db")))
+        with closing(store):
+            yield store  # type: ignore[misc]
+
+
 # name of an implementation: from a folder, and the session's server, to a context that gives its store
 IMPLEMENTATIONS: dict[str, Callable[[Path, Current, str], AbstractContextManager[Store]]] = {
     "http": over_http,
@@ -54,14 +64,16 @@ IMPLEMENTATIONS: dict[str, Callable[[Path, Current, str], AbstractContextManager
 }
 
 
-@pytest.fixture(params=sorted(IMPLEMENTATIONS))
-def store(
-    request: pytest.FixtureRequest, tmp_path: Path, shared: tuple[Current, str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Store]:
+@pytest.fixture(params=[*sorted(IMPLEMENTATIONS), "clickhouse"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(fulltext_index, "SETTLE_NS", 100_000_000)  # words are found ten times as soon
     monkeypatch.setattr(background_jobs, "WRITE_INTERVAL_SECONDS", 0.1)
-    with IMPLEMENTATIONS[request.param](tmp_path, *shared) as made:
-        yield made
+    if request.param == "clickhouse":
+        made = over_clickhouse(tmp_path, request.getfixturevalue("clickhouse_server"))
+    else:
+        made = IMPLEMENTATIONS[request.param](tmp_path, *request.getfixturevalue("shared"))
+    with made as current:
+        yield current
 
 
 @pytest.fixture(scope="session")

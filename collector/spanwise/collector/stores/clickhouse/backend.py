@@ -308,7 +308,7 @@ class ClickHouseTraces:
         return change_feed.count_later_changes(self._db, after)
 
     def latest_change(self) -> int:
-        return self._db.horizon()
+        return change_feed.read_latest_change(self._db)
 
     def get_trace_head(self, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
         return change_feed.read_head(self._db, trace_id, filters)

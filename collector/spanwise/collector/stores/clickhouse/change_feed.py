@@ -165,6 +165,18 @@ def count_later_changes(db: Database, after: str | None) -> tuple[int, int | Non
     return count, first if count else None
 
 
+def read_latest_change(db: Database) -> int:
+    """Return the position of the last change up to the horizon. Later changes have higher positions."""
+    horizon = db.horizon()
+    for seconds in (60, 3600, 86_400, horizon):  # the skip index finds recent changes without reading the others
+        parameters = QueryParameters()
+        changes = _select_changes(parameters, max(0, horizon - seconds * 10**9), horizon)
+        [(latest,)] = db.query(f"SELECT max(change) FROM ({changes})", parameters)
+        if latest:
+            return int(latest)
+    return 0
+
+
 def parse_change(db: Database, cursor: str | None) -> int:
     """Return the position of a cursor. Raise `Refused` for a cursor that this store did not issue."""
     if cursor is None:
