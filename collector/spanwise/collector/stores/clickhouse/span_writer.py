@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from spanwise.collector.records import Feedback
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.clickhouse import amendments, deletion, senders
-from spanwise.collector.stores.clickhouse.database import Database, get_day
+from spanwise.collector.stores.clickhouse.connection import Database, get_day
 from spanwise.collector.stores.clickhouse.span_rows import (
     CHECKSUM,
     FACT_COLUMNS,
