@@ -17,8 +17,7 @@ from spanwise.collector.client import HTTPStore
 from spanwise.collector.server import Server
 from spanwise.collector.stores import CombinedStore, Store
 from spanwise.collector.stores.backends import ControlBackend, TraceBackend
-from spanwise.collector.stores.clickhouse import ClickHouseTraces
-from spanwise.collector.stores.clickhouse import filter_values
+from spanwise.collector.stores.clickhouse import ClickHouseTraces, filter_values
 from spanwise.collector.stores.postgres import PostgresControl
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
 from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
