@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from collector.making import SECOND, START, child, run
 from spanwise.collector.filters import NEGATABLE_CONDITIONS, SESSION_COLUMNS, TRACE_COLUMNS, Filter
-from spanwise.collector.records import Document, Feedback, Page, Run, Target, Usage, iterate_pages
+from spanwise.collector.records import Document, Feedback, Run, Target, Usage, iterate_pages
 from spanwise.collector.stores import Store
 
 HOUR = 3_600 * SECOND
@@ -331,8 +331,3 @@ def _round(value: Any) -> Any:
 
 def _rounded_bucket(bucket: Any) -> dict[str, Any]:
     return {**_rounded(bucket), "feedback": [_rounded(stats) for stats in bucket.feedback], "latency_error": 0}
-
-
-def read_page(page: Page[Any]) -> list[Any]:
-    """Return the items of a page as a list."""
-    return list(page.items)
