@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from spanwise.collector.errors import Refused
@@ -50,7 +50,7 @@ class RunWriter(Protocol):
 
     def insert(self, spans: Mapping[str, Mapping[str, SpanRow]], stored: Mapping[str, Any]) -> None: ...
 
-    def summarize(self, trace_ids: Iterable[str], stored: Mapping[str, Any], new: Mapping[str, Any]) -> None: ...
+    def summarize(self, trace_ids: Collection[str], stored: Mapping[str, Any], new: Mapping[str, Any]) -> None: ...
 
 
 class StoredAmendment(NamedTuple):

@@ -182,7 +182,7 @@ def parse_change(db: Database, cursor: str | None) -> int:
     if cursor is None:
         return 0
     number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
-    if number < 0 or (number > db.floor() and number > db.now()):
+    if number < 0 or 0 < number < db.created_ns or (number > db.floor() and number > db.now()):
         raise Refused(
             f"cursor {cursor!r} is no position in this store's feed; use the `cursor` of an earlier page, or none"
         )

@@ -226,6 +226,7 @@ class Database(Connection):
         self._can_read_processes = True
         facts = self._prepare_tables()
         self.identity = min(value for name, value in facts if name == "identity")
+        self.created_ns = min(int(value) for name, value in facts if name == "created_ns")
         last = "SELECT max(change) FROM traces UNION ALL SELECT max(number) FROM feedback UNION ALL SELECT max(number) FROM open_runs"
         self._advance(max(row[0] for row in self.query(last)))
 
@@ -246,8 +247,8 @@ class Database(Connection):
         if schema.SCHEMA_VERSION not in versions:
             for statement in schema.create_statements(self.cluster):
                 self.command(statement)
-            values = [str(schema.SCHEMA_VERSION), secrets.token_hex(8)]
-            self.insert("database_facts", {"name": ["schema_version", "identity"], "value": values})
+            values = [str(schema.SCHEMA_VERSION), secrets.token_hex(8), str(self.now())]
+            self.insert("database_facts", {"name": ["schema_version", "identity", "created_ns"], "value": values})
             facts = self._read_facts()
         return facts
 

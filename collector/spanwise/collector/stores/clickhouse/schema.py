@@ -351,7 +351,10 @@ _RETENTION = Table(
 _FACTS = Table(
     name="database_facts",
     order_by="(name, value)",
-    columns=[("name String", "schema_version or identity"), ("value String", "value")],
+    columns=[
+        ("name String", "schema_version, identity, or created_ns (server's time of the creation)"),
+        ("value String", "value"),
+    ],
 )
 
 TABLES: Sequence[Table] = (
