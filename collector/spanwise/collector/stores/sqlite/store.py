@@ -42,6 +42,7 @@ from spanwise.collector.records import (
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.backends import BucketScore, DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
 from spanwise.collector.stores.combined_store import CombinedStore
+from spanwise.collector.stores.side_records import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.database.connections import can_write
 from spanwise.collector.stores.sqlite.database.file_lock import real_path
@@ -65,7 +66,6 @@ from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_c
 from spanwise.collector.stores.sqlite.score_sums.trace_measures import MeasureQuery
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
-from spanwise.collector.stores.sqlite.write.side_tables import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
 from spanwise.collector.stores.table_rows import select_many
 from spanwise.collector.stores.weighted_sums import SumsQuery

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from spanwise.collector import filters
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import (
     SESSION_COLUMNS,
@@ -50,7 +51,6 @@ from spanwise.collector.stores.table_rows import (
 # - Sorting reads all traces of the set. If more than `MAX_SORTED` pass, the set is the newest of them.
 # - The index of scores is in the order of a sort by feedback, so only as many traces are read as a page needs.
 
-MAX_SORTED = 100_000  # traces; each takes less than a microsecond
 MAX_LOOKUPS = 20_000  # traces whose score is looked up one by one; for more, the index of scores is read
 
 _TRACE_VALUES = {
@@ -111,12 +111,12 @@ def _find_set(db: sqlite3.Connection, plan: QueryPlan, *, unlimited: bool = Fals
     if unlimited:
         return SortedSet(upto, None, 0, 0)
     newest = f"SELECT t.id AS id, t.start_ns AS start_ns FROM {plan.source} WHERE {plan.where} ORDER BY t.start_ns DESC"
-    sql = f"SELECT count(*), coalesce(min(id), 0) FROM ({newest} LIMIT {MAX_SORTED + 1})"
+    sql = f"SELECT count(*), coalesce(min(id), 0) FROM ({newest} LIMIT {filters.MAX_SORTED + 1})"
     count, lowest = db.execute(sql, plan.values).fetchone()
-    if count <= MAX_SORTED:
+    if count <= filters.MAX_SORTED:
         return SortedSet(upto, None, lowest, count)
-    [_, since_ns] = db.execute(f"{newest} LIMIT 1 OFFSET {MAX_SORTED - 1}", plan.values).fetchone()
-    return SortedSet(upto, since_ns, lowest, MAX_SORTED)
+    [_, since_ns] = db.execute(f"{newest} LIMIT 1 OFFSET {filters.MAX_SORTED - 1}", plan.values).fetchone()
+    return SortedSet(upto, since_ns, lowest, filters.MAX_SORTED)
 
 
 def _sort_page(
@@ -503,6 +503,8 @@ def list_sessions(
     where, values = join_conditions(compile_visible_filter(filter))
     if sort:
         page, upto = list_sorted_sessions(db, filter, sort, limit, cursor)
+        if not page.ids:  # SQLite refuses a forced index if it knows that no row can match
+            return Page(items=(), newest=page.newest)
         sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(page.ids)), where=where)
         summed = {row[0]: row for row in db.execute(sql, (*page.ids, upto, *values))}
         found = tuple(_session_from_row(summed[session]) for session in page.ids)
