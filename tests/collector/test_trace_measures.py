@@ -16,7 +16,7 @@ from collector.making import run
 from spanwise.collector.alerts import AlertRunner
 from spanwise.collector.records import Alert, Feedback, ScoreSums, Target
 from spanwise.collector.stores.sqlite import SQLiteStore, open_snapshot
-from spanwise.collector.stores.sqlite.score_sums import trace_measures
+from spanwise.collector.stores.sqlite.score_sums import sum_queries, trace_measures
 from spanwise.collector.stores.sqlite.score_sums.trace_measures import MeasureQuery, sum_measure
 
 HOUR = 3_600_000_000_000
@@ -48,7 +48,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         blocks.extend((start - FROM) // HOUR for start in range(query.since_ns, query.until_ns, query.block_ns))
         return sum_measure(db, query)
 
-    monkeypatch.setattr(trace_measures, "sum_measure", count)
+    monkeypatch.setattr(sum_queries, "sum_measure", count)
     return blocks
 
 
@@ -159,12 +159,12 @@ def test_a_trace_that_is_deleted_while_a_block_is_computed_is_not_kept(store: SQ
     store.delete(trace_ids=(one.trace_id,))
     query = query_of(SLOW)
     with store._file.read() as reader:
-        id, state = trace_measures._find_measure(reader.db, query), trace_measures._read_state(reader.db)
+        id, state = trace_measures.find_measure(reader.db, query), trace_measures.read_measure_state(reader.db)
         computed = sum_measure(reader.db, query)
     assert id is not None
     store.delete(trace_ids=(two.trace_id,))
     blocks = range(FROM // HOUR, UNTIL // HOUR)
-    store._file.write(lambda db: trace_measures._keep(db, id, query, state, blocks, computed))
+    store._file.write(lambda db: trace_measures.keep_sums(db, id, query, state, blocks, computed))
     assert compare(store) == 0
 
 

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable
 
 from spanwise.collector.statistics import GRAIN_S
-from spanwise.collector.stores.sqlite.database.table_rows import insert_many
+from spanwise.collector.stores.table_rows import insert_many
 
 _GRAIN_NS = GRAIN_S * 1_000_000_000
 

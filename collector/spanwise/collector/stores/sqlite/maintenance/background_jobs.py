@@ -20,7 +20,6 @@ from spanwise.collector.record_corrections import DAY_NS
 from spanwise.collector.records import Retention
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.group_commit import Checkpointer, WriteJob
-from spanwise.collector.stores.sqlite.database.table_rows import insert_many
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
 from spanwise.collector.stores.sqlite.maintenance.integrity import used_bytes
 from spanwise.collector.stores.sqlite.rollups.hourly_rollups import CHANGED, SEALED, SEALED_EMPTY, STALE
@@ -38,9 +37,10 @@ from spanwise.collector.stores.sqlite.score_sums.background_sums import ScoreSum
 from spanwise.collector.stores.sqlite.search import fulltext_index
 from spanwise.collector.stores.sqlite.write import side_tables
 from spanwise.collector.stores.sqlite.write.incremental_summary import IncrementalSummary, LocalRootUpdate
+from spanwise.collector.stores.sqlite.write.span_tree import COST_FLAG, TOKENS_FLAG, TraceNodes
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
 from spanwise.collector.stores.sqlite.write.trace_cache import MAX_REBUILD_SPANS, read_flags
-from spanwise.collector.stores.sqlite.write.trace_summary import COST_FLAG, TOKENS_FLAG, TraceNodes
+from spanwise.collector.stores.table_rows import insert_many
 
 # Background jobs: rebuild trace summaries and stale hourly rollups, seal finished hours and days.
 #

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from spanwise.collector.statistics import exact_expansion
-from spanwise.collector.stores.sqlite.database.table_rows import insert_many
+from spanwise.collector.stores.table_rows import insert_many
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[list[float]]).decode

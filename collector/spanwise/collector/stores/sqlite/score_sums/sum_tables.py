@@ -14,28 +14,17 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import msgspec
 
 from spanwise.collector.statistics import GRAIN_S
-from spanwise.collector.stores.sqlite.control.decision_rows import decode_target
+from spanwise.collector.stores.control.decision_rows import decode_target
 from spanwise.collector.stores.sqlite.database.score_sum_schema import watch_group_fields
-from spanwise.collector.stores.sqlite.database.table_rows import delete_many, insert_many, select_many
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
-    ALL_LABELS,
-    GRAIN_NS,
-    LABEL_PREFIX,
-    LIVE,
-    SCORES,
     Contribution,
     Grouping,
-    ScoreAmounts,
     SeriesKey,
-    check_grouping,
-    make_live_field,
     read_contributions,
 )
 from spanwise.collector.stores.sqlite.score_sums.exact_rows import (
@@ -46,9 +35,23 @@ from spanwise.collector.stores.sqlite.score_sums.exact_rows import (
     select_places,
 )
 from spanwise.collector.stores.sqlite.score_sums.session_clusters import WIDTHS_S, ClusterSums, SessionClusters
+from spanwise.collector.stores.table_rows import delete_many, insert_many, select_many
+from spanwise.collector.stores.weighted_sums import (
+    ALL_LABELS,
+    ALL_LABELS_ID,
+    FIRST_LABEL_ID,
+    GRAIN_NS,
+    LABEL_PREFIX,
+    LIVE,
+    SCORES,
+    SCORES_ID,
+    ScoreAmounts,
+    check_grouping,
+    hash_session,
+    make_live_field,
+)
 
 _GRAINS = tuple(width // GRAIN_S for width in WIDTHS_S)
-SCORES_ID, ALL_LABELS_ID, FIRST_LABEL_ID = 0, 1, 2  # values of the column `label`
 MAX_LABELS = 100  # labels per series; further ones count only as labelled scores
 MAX_LABEL_CHARACTERS = 200
 MAX_GROUPS = 10_000  # values per grouping; further ones are in the group `OTHER_GROUPS`
@@ -295,13 +298,6 @@ class _Update:
                 removed.append(place)
         replace_rows(self._db, "score_sums", _SUM_COLUMNS, written)
         self._db.executemany("DELETE FROM score_sums WHERE (series, level, block, label) = (?, ?, ?, ?)", removed)
-
-
-@lru_cache(maxsize=10_000)
-def hash_session(session: str) -> int:
-    """Return the cluster id of a session: 63 bits of a hash, so that all tables know it by a number."""
-    digest = blake2b(session.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 class _Names:

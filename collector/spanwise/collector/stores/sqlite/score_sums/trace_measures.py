@@ -8,19 +8,17 @@ so that writing a span costs nothing; triggers record the grains from which trac
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from spanwise.collector.alert_policy import get_block_s, has_kept_sums, parse_measure
-from spanwise.collector.errors import StoreError
 from spanwise.collector.filters import extend_filter, validate_filter
 from spanwise.collector.records import JSON, Alert, ScoreSums, canonical_json
 from spanwise.collector.stores.sqlite.database.score_sum_schema import forget_measured_traces, watch_measured_traces
-from spanwise.collector.stores.sqlite.database.table_rows import decode_record, insert_many
-from spanwise.collector.stores.sqlite.database_file import DatabaseFile
 from spanwise.collector.stores.sqlite.query.filter_sql import COMPILERS, compile_visible_filter, join_conditions
-from spanwise.collector.stores.sqlite.score_sums.contributions import GRAIN_NS, get_group_sql
+from spanwise.collector.stores.sqlite.score_sums.contributions import get_group_sql
+from spanwise.collector.stores.table_rows import decode_record, insert_many
+from spanwise.collector.stores.weighted_sums import GRAIN_NS
 
 _NS = 1_000_000_000
 # First the sums of each cluster (a session, or a trace without one), then those of all clusters of a block and group
@@ -60,18 +58,18 @@ class MeasureQuery(NamedTuple):
 _NAME = "(project, measure, conditions, field, block_s)"
 
 
-def _find_measure(db: sqlite3.Connection, query: MeasureQuery) -> int | None:
+def find_measure(db: sqlite3.Connection, query: MeasureQuery) -> int | None:
     row = db.execute(f"SELECT id FROM trace_measures WHERE {_NAME} = (?, ?, ?, ?, ?)", query.name).fetchone()
     return None if row is None else int(row[0])
 
 
-def _is_read_by_alert(db: sqlite3.Connection, query: MeasureQuery) -> bool:
+def is_read_by_alert(db: sqlite3.Connection, query: MeasureQuery) -> bool:
     sql = "SELECT data FROM alerts WHERE project = ? AND json_extract(data, '$.measure') = ?"
     alerts = (decode_record(Alert, data) for (data,) in db.execute(sql, (query.project, query.measure)))
     return any(has_kept_sums(alert) and _name_measure(alert) == query.name for alert in alerts)
 
 
-def _register(db: sqlite3.Connection, query: MeasureQuery) -> None:
+def register_measure(db: sqlite3.Connection, query: MeasureQuery) -> None:
     """Keep the sums of a measure from now on."""
     if not db.execute("SELECT 1 FROM trace_measures LIMIT 1").fetchone():
         sql = "UPDATE measure_state SET applied = (SELECT change FROM feed), generation = generation + 1"
@@ -102,7 +100,7 @@ def _name_measure(alert: Alert) -> tuple[str, str, str, str, int]:
     return MeasureQuery(alert.measure, alert.filter, alert.project, 0, 0, get_block_s(alert), alert.by).name
 
 
-class _MeasureState(NamedTuple):
+class MeasureState(NamedTuple):
     """State of the kept sums in one transaction: changes that they include, and grains that have changed since."""
 
     generation: int
@@ -111,34 +109,7 @@ class _MeasureState(NamedTuple):
     left: list[tuple[int, int]]  # rows of `measure_changes`
 
 
-def read_measure_sums(file: DatabaseFile, query: MeasureQuery) -> list[ScoreSums]:
-    """Return the sums of a measure, as `TraceStore.measure_sums` does. Those that an alert reads are kept."""
-    with file.read() as reader:
-        is_new = _find_measure(reader.db, query) is None and _is_read_by_alert(reader.db, query)
-    if is_new:
-        with suppress(StoreError):  # the file is read-only, or the disk is full
-            file.write(lambda db: _register(db, query))
-    with file.read() as reader:
-        db, id = reader.db, _find_measure(reader.db, query)
-        if id is None or query.since_ns % query.block_ns or query.until_ns % query.block_ns:
-            return sum_measure(db, query)
-        state = _read_state(db)
-        first, last = query.since_ns // query.block_ns, query.until_ns // query.block_ns
-        sql = "SELECT block FROM measure_blocks WHERE measure = ? AND block >= ? AND block < ?"
-        kept = {block for (block,) in db.execute(sql, (id, first, last))}
-        kept -= {grain * GRAIN_NS // query.block_ns for grain in state.grains}
-        missing = [block for block in range(first, last) if block not in kept]
-        computed = [sums for part in _list_parts(missing) for sums in sum_measure(db, _cut(query, *part))]
-        found = [sums for sums in _read_kept(db, id, query, first, last) if sums.start_ns // query.block_ns in kept]
-    if missing:
-        with suppress(
-            StoreError
-        ):  # the file is read-only, or the disk is full: the next query computes the blocks again
-            file.write(lambda db: _keep(db, id, query, state, missing, computed))
-    return sorted([*found, *computed], key=lambda sums: (sums.start_ns, sums.group or ""))
-
-
-def _read_state(db: sqlite3.Connection) -> _MeasureState:
+def read_measure_state(db: sqlite3.Connection) -> MeasureState:
     applied, generation = db.execute("SELECT applied, generation FROM measure_state").fetchone()
     [change] = db.execute("SELECT change FROM feed").fetchone()
     # feedback changes a trace, too, but no measure
@@ -149,23 +120,10 @@ def _read_state(db: sqlite3.Connection) -> _MeasureState:
     )
     left = db.execute("SELECT grain, count FROM measure_changes").fetchall()
     grains = {grain for (grain,) in changed} | {grain for grain, _ in left}
-    return _MeasureState(generation, change, grains, left)
+    return MeasureState(generation, change, grains, left)
 
 
-def _list_parts(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield first and last (exclusive) number of each series of adjacent blocks."""
-    start = 0
-    for place in range(1, len(blocks) + 1):
-        if place == len(blocks) or blocks[place] != blocks[place - 1] + 1:
-            yield blocks[start], blocks[place - 1] + 1
-            start = place
-
-
-def _cut(query: MeasureQuery, first: int, last: int) -> MeasureQuery:
-    return query._replace(since_ns=first * query.block_ns, until_ns=last * query.block_ns)
-
-
-def _read_kept(db: sqlite3.Connection, id: int, query: MeasureQuery, first: int, last: int) -> list[ScoreSums]:
+def read_kept_sums(db: sqlite3.Connection, id: int, query: MeasureQuery, first: int, last: int) -> list[ScoreSums]:
     sql = (
         "SELECT block, value, n, weight, total, weight_squares, products, total_squares FROM measure_sums"
         " WHERE measure = ? AND block >= ? AND block < ?"
@@ -174,11 +132,11 @@ def _read_kept(db: sqlite3.Connection, id: int, query: MeasureQuery, first: int,
     return [_make_sums(query, block * query.block_ns, value, *sums) for block, value, *sums in rows]
 
 
-def _keep(
+def keep_sums(
     db: sqlite3.Connection,
     id: int,
     query: MeasureQuery,
-    state: _MeasureState,
+    state: MeasureState,
     blocks: Sequence[int],
     computed: Sequence[ScoreSums],
 ) -> None:

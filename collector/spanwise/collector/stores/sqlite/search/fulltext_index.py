@@ -25,20 +25,20 @@ from typing import NamedTuple, TypeVar
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import JSON
+from spanwise.collector.stores.search_terms import iterate_leaves
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.table_rows import (
+from spanwise.collector.stores.sqlite.search.searchable_text import (
+    LEAF_SEPARATOR,
+    MAX_TRACE_CHARACTERS,
+    TextBuffer,
+    split_text,
+)
+from spanwise.collector.stores.table_rows import (
     build_upsert_clause,
     delete_many,
     insert_many,
     iterate_rows,
     select_many,
-)
-from spanwise.collector.stores.sqlite.search.searchable_text import (
-    LEAF_SEPARATOR,
-    MAX_TRACE_CHARACTERS,
-    TextBuffer,
-    iterate_leaves,
-    split_text,
 )
 
 log = logging.getLogger("spanwise.collector")

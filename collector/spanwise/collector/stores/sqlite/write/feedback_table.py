@@ -17,17 +17,22 @@ import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.records import JSON, Feedback, Outlet, Target, apply_changes, restore_feedback
 from spanwise.collector.statistics import is_anonymous
 from spanwise.collector.stores.backends import TargetFeedback
+from spanwise.collector.stores.rule_feedback import RuleFeedback, compare_claims, find_replaced
 from spanwise.collector.stores.sqlite.database import score_sum_schema
 from spanwise.collector.stores.sqlite.database.schema import INDEX_FEEDBACK_ORDER
-from spanwise.collector.stores.sqlite.database.table_rows import (
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.sqlite.maintenance import deletion
+from spanwise.collector.stores.sqlite.write.run_codec import Batch
+from spanwise.collector.stores.sqlite.write.span_writer import Appender, WriteResult
+from spanwise.collector.stores.store_interfaces import OutgoingFeedback
+from spanwise.collector.stores.table_rows import (
     INT_MAX,
-    StoreClock,
     build_upsert_clause,
     clean,
     delete_many,
@@ -36,38 +41,8 @@ from spanwise.collector.stores.sqlite.database.table_rows import (
     loads,
     select_many,
 )
-from spanwise.collector.stores.sqlite.maintenance import deletion
-from spanwise.collector.stores.sqlite.write.run_codec import Batch
-from spanwise.collector.stores.sqlite.write.span_writer import Appender, WriteResult
-from spanwise.collector.stores.store_interfaces import OutgoingFeedback
 
 # Feedback table: rows, current and superseded feedback, replacement of a rule's earlier scores.
-
-ClaimKey: TypeAlias = tuple[Any, ...]  # scope of a lease number: target, rule, evaluator
-
-
-class RuleFeedback(NamedTuple):
-    """Fields of a rule's feedback that decide which score replaces which.
-
-    `claim` is the number of the lease under which the feedback was written, 0 for none.
-    """
-
-    id: str
-    claim: int
-    trace_id: str | None
-    span_id: str | None
-    document: int | None
-    session_id: str | None
-    experiment_id: str | None
-    project: str | None
-    rule: str
-    evaluator: str | None
-
-    @property
-    def claim_key(self) -> ClaimKey:
-        """Return target, rule and evaluator."""
-        return self[2:]
-
 
 _RULE_FEEDBACK_COLUMNS = ",".join(RuleFeedback._fields).replace("claim", "coalesce(claim, 0)")
 
@@ -76,20 +51,6 @@ def read_rule_feedback(db: sqlite3.Connection, column: str, values: Iterable[Any
     """Return the feedback of rules on traces (by key), sessions or experiments."""
     sql = f"SELECT {_RULE_FEEDBACK_COLUMNS} FROM feedback WHERE rule IS NOT NULL AND {column} IN (%s)"
     return [RuleFeedback(*row) for row in select_many(db, sql, values)]
-
-
-def compare_claims(rows: Sequence[RuleFeedback], stored: Sequence[RuleFeedback]) -> tuple[set[str], set[str]]:
-    """Return the ids of new rows that are outdated, and of stored rows to be deleted.
-
-    A row is outdated if the same target, rule and evaluator has feedback with a higher lease number. Stored rows that
-    a new row overwrites are not deleted.
-    """
-    highest: dict[ClaimKey, int] = {}
-    for row in (*stored, *rows):
-        highest[row.claim_key] = max(row.claim, highest.get(row.claim_key, 0))
-    late = {row.id for row in rows if row.claim < highest[row.claim_key]}
-    replaced = {row.id for row in stored if row.claim < highest[row.claim_key]}
-    return late, replaced - {row.id for row in rows if row.id not in late}
 
 
 FEEDBACK_COLUMNS = (
@@ -496,7 +457,7 @@ def _put_sets(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetF
         target = new.rule, new.target.trace_id, new.target.session_id
         # a session without a project may be that of any, so feedback on it is replaced, too
         rows = [row for project in {new.target.project, None} for row in stored.get((*target, project), ())]
-        before = _find_replaced(new, rows) if new.target.trace_id in keys else None
+        before = find_replaced(new, rows) if new.target.trace_id in keys else None
         accepted.append(before is not None)
         if before is None:
             # the set is rejected, so no feedback links to its judgements
@@ -514,19 +475,6 @@ def _put_sets(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetF
     write_feedback(appender, encode_feedback(written))
     delete_feedback(db, appender, replaced)
     return accepted
-
-
-def _find_replaced(new: TargetFeedback, stored: Sequence[RuleFeedback]) -> list[RuleFeedback] | None:
-    """Return the stored feedback that a set replaces; None if some of it has a higher lease number."""
-    target = new.target  # feedback on a part of the target is replaced, too
-    replaced = [
-        row
-        for row in stored
-        if (new.anew or row.evaluator in new.evaluators)
-        and target.span_id in (None, row.span_id)
-        and target.document in (None, row.document)
-    ]
-    return None if any(row.claim > new.claim for row in replaced) else replaced
 
 
 # Forwarding state: cursor of each outlet over the feedback table.

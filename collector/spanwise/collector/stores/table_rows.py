@@ -1,16 +1,14 @@
-"""Table rows: column values, hashed ids, statements for many rows, cursors of pages, change numbers."""
+"""Table rows: column values, hashed ids, statements for many rows, cursors of pages."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -18,8 +16,26 @@ from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import JSON, Example
 
-if TYPE_CHECKING:
-    import sqlite3
+
+class Cursor(Protocol):
+    """Result of a statement."""
+
+    @property
+    def rowcount(self) -> int: ...
+
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> list[Any]: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Connection(Protocol):
+    """Connection of a database, within a transaction."""
+
+    def execute(self, sql: str, parameters: Any = ..., /) -> Cursor: ...
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> Any: ...
 
 
 # SQL statements for many rows or values at once, and cursors of pages.
@@ -40,7 +56,7 @@ def build_upsert_clause(columns: Sequence[str]) -> str:
 
 
 def insert_many(
-    db: sqlite3.Connection,
+    db: Connection,
     table: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[Any]],
@@ -60,26 +76,24 @@ def insert_many(
     return count
 
 
-def select_many(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> list[Any]:
+def select_many(db: Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> list[Any]:
     """Return the rows of a SELECT with `IN (%s)` for any number of values; `before` binds the parameters before `IN`."""
     return [row for cursor in _execute_in_chunks(db, sql, values, before) for row in cursor.fetchall()]
 
 
-def iterate_rows(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> Iterator[Any]:
+def iterate_rows(db: Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> Iterator[Any]:
     """Yield the rows that `select_many` returns, one at a time, so that only one row is in memory."""
     for cursor in _execute_in_chunks(db, sql, values, before):
         yield from cursor
 
 
-def delete_many(db: sqlite3.Connection, table: str, column: str, values: Iterable[Any]) -> None:
+def delete_many(db: Connection, table: str, column: str, values: Iterable[Any]) -> None:
     """Delete the rows whose column (or any expression) equals one of the values."""
     for _ in _execute_in_chunks(db, f"DELETE FROM {table} WHERE {column} IN (%s)", values):
         pass
 
 
-def _execute_in_chunks(
-    db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()
-) -> Iterator[sqlite3.Cursor]:
+def _execute_in_chunks(db: Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> Iterator[Cursor]:
     rest = iter(values)  # not a list: the reader of the first rows may need no others
     while chunk := list(islice(rest, VALUES_PER_IN)):
         yield db.execute(sql % ",".join("?" * len(chunk)), (*before, *chunk))
@@ -223,51 +237,3 @@ def _record_json(record: Any) -> str:
 def decode_record(kind: type[T], text: str) -> T:
     """Parse a record from its JSON."""
     return record_encoding.decode(kind, text)
-
-
-# Monotonic store time and change numbers, persisted in the `feed` table.
-#
-# The one row of `feed` holds both. The transaction that uses them updates it, so time and numbers never go back after
-# a restart, even if the system clock does. A restored copy of the file lacks the numbers that were assigned after the
-# backup. Therefore each opening continues from the current time in microseconds, if that is higher.
-
-
-class StoreClock:
-    """Clock and change counter of a file that is open for writing.
-
-    Any thread may call `now`; only the writer thread may take change numbers.
-    """
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._lock = threading.Lock()
-        self._number: int
-        self._now: int
-        self._number, self._now = db.execute("SELECT change, clock_ns FROM feed").fetchone()
-        self._ticked = time.monotonic_ns()
-        self._number = max(self._number, self.now() // 1000)
-
-    def now(self) -> int:
-        """Return nanoseconds since 1970.
-
-        The time advances at least as fast as the monotonic clock, even if the system clock is set back.
-        """
-        with self._lock:
-            ticked = time.monotonic_ns()
-            self._now = max(time.time_ns(), self._now + ticked - self._ticked)
-            self._ticked = ticked
-            return self._now
-
-    def take(self, db: sqlite3.Connection, count: int) -> tuple[range, int]:
-        """Return the next `count` change numbers and the time, and persist both in the current transaction.
-
-        A rollback loses the numbers; they are not assigned again.
-        """
-        numbers = range(self._number + 1, self._number + count + 1)
-        self._number += count
-        return numbers, self.keep(db)
-
-    def keep(self, db: sqlite3.Connection) -> int:
-        """Save and return the time, so that it does not go back after a restart."""
-        now = self.now()
-        db.execute("UPDATE feed SET change = ?, clock_ns = ?", (self._number, now))
-        return now
