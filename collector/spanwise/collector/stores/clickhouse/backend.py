@@ -50,7 +50,7 @@ from spanwise.collector.stores.clickhouse import (
     table_records,
     trace_queries,
 )
-from spanwise.collector.stores.clickhouse.database import Database
+from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.feedback_writer import FeedbackWriter
 from spanwise.collector.stores.clickhouse.inserter import Inserter, Job
 from spanwise.collector.stores.clickhouse.schema import TABLES

@@ -14,7 +14,7 @@ from typing import Any
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import EVALUATOR_KIND, Filter, validate_rule_filter
 from spanwise.collector.records import ChangePage, TraceHead
-from spanwise.collector.stores.clickhouse.database import Database
+from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.filter_values import evaluate_filters
 from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.table_rows import parse_text_cursor
@@ -182,7 +182,7 @@ def parse_change(db: Database, cursor: str | None) -> int:
     if cursor is None:
         return 0
     number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
-    if number < 0 or (number > db.floor() and number > db.now()):
+    if number < 0 or 0 < number < db.created_ns or (number > db.floor() and number > db.now()):
         raise Refused(
             f"cursor {cursor!r} is no position in this store's feed; use the `cursor` of an earlier page, or none"
         )
