@@ -368,20 +368,17 @@ def read_tree(db: Connection, trace_id: str, limit: int, cursor: str | None) -> 
             raise _missing_run(trace_id, cursor)
     start, end = at - at % limit, at - at % limit + limit
     span_ids = {node.span_id for node in nodes}
-    marks = _count_feedback(db, trace_id, [node.span_id for _, node in branches[start:end]])
+    shown = parameters.texts(node.span_id for _, node in branches[start:end])
+    sql = (
+        "SELECT span_id, count(), countIf(outcome = 'error') FROM feedback FINAL"
+        f" WHERE trace_id = {parameters.text(trace_id)} AND span_id IN {shown} GROUP BY span_id"
+    )
+    marks = {span_id: counts for span_id, *counts in db.query(sql, parameters)}
     items = tuple(
         make_branch(start + n, depth, node, span_ids, *marks.get(node.span_id, (0, 0)))
         for n, (depth, node) in enumerate(branches[start:end])
     )
     return Page(items=items, next=branches[end][1].span_id if end < len(branches) else None)
-
-
-def _count_feedback(db: Connection, trace_id: str, span_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return by span the number of feedback records, and of errors among them."""
-    parameters = QueryParameters()
-    where = f"trace_id = {parameters.text(trace_id)} AND span_id IN {parameters.texts(span_ids)}"
-    sql = f"SELECT span_id, count(), countIf(outcome = 'error') FROM feedback FINAL WHERE {where} GROUP BY span_id"
-    return {span_id: (count, failed) for span_id, count, failed in db.query(sql, parameters)}
 
 
 def read_runs(db: Connection, trace_id: str, limit: int, cursor: str | None) -> Page[Run]:
