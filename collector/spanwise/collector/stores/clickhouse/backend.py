@@ -131,7 +131,7 @@ class ClickHouseTraces:
         return self._inserter.put(batch, feedback, is_urgent=is_urgent)
 
     def _write(self, jobs: Sequence[Job]) -> None:
-        """Write the feedback of jobs, then their runs: whoever sees the summary of a trace sees its feedback, too."""
+        """Write the feedback of jobs, then their runs, so that readers of a summary find its feedback, too."""
         feedback = [one for job in jobs for one in job.feedback]
         if feedback:
             self._feedback.write(feedback)
