@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
@@ -9,12 +11,16 @@ from typing import Any, cast
 
 import pytest
 
+from collector.clickhouse_server import VARIABLE, ClickHouseServer
 from collector.postgres_server import FAST, PostgresServer, running_server
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.server import Server
 from spanwise.collector.stores import CombinedStore, Store
 from spanwise.collector.stores.backends import ControlBackend, TraceBackend
+from spanwise.collector.stores.clickhouse import ClickHouseTraces, filter_values
+from spanwise.collector.stores.postgres import PostgresControl
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
+from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.maintenance import background_jobs
 from spanwise.collector.stores.sqlite.search import fulltext_index
 
@@ -65,7 +71,7 @@ def over_http(folder: Path, current: Current, url: str) -> Iterator[Store]:
 
 
 @contextmanager
-def on_sqlite(folder: Path) -> Iterator[TraceBackend]:
+def on_sqlite(request: pytest.FixtureRequest, folder: Path) -> Iterator[TraceBackend]:
     traces = SQLiteTraces(file := DatabaseFile(folder / "traces.db"))
     worker = background_jobs.BackgroundWorker(file, lambda: None)
     try:
@@ -75,30 +81,31 @@ def on_sqlite(folder: Path) -> Iterator[TraceBackend]:
         traces.close()
 
 
-# name of a trace backend: from a folder to a context that gives it
-TRACE_BACKENDS: dict[str, Callable[[Path], AbstractContextManager[TraceBackend]]] = {
+# name of a trace backend: from the request of a test and a folder to a context that gives it
+TRACE_BACKENDS: dict[str, Callable[[pytest.FixtureRequest, Path], AbstractContextManager[TraceBackend]]] = {
     "sqlite": on_sqlite,
+    "clickhouse": lambda request, folder: closing(ClickHouseTraces(request.getfixturevalue("clickhouse_url"))),
 }
 
 
 @contextmanager
 def on_postgres(request: pytest.FixtureRequest) -> Iterator[ControlBackend]:
-    from spanwise.collector.stores.postgres import PostgresControl  # needs an extra
 
     with closing(PostgresControl(request.getfixturevalue("empty_database"))) as control:
         yield control
 
 
-# name of a control backend: from the request of a test to a context that gives it
-CONTROL_BACKENDS: dict[str, Callable[[pytest.FixtureRequest], AbstractContextManager[ControlBackend]]] = {
-    "postgres": on_postgres,
+# name of a control backend: from the request of a test and a folder to a context that gives it
+CONTROL_BACKENDS: dict[str, Callable[[pytest.FixtureRequest, Path], AbstractContextManager[ControlBackend]]] = {
+    "postgres": lambda request, folder: on_postgres(request),
+    "sqlite": lambda request, folder: closing(SQLiteControl(DatabaseFile(folder / "control.db"))),
 }
 
 
 @contextmanager
 def combined(request: pytest.FixtureRequest, folder: Path, traces: str, control: str) -> Iterator[Store]:
-    with TRACE_BACKENDS[traces](folder) as trace_backend, CONTROL_BACKENDS[control](request) as control_backend:
-        yield cast(Store, CombinedStore(trace_backend, control_backend))
+    with TRACE_BACKENDS[traces](request, folder) as traces_, CONTROL_BACKENDS[control](request, folder) as control_:
+        yield cast(Store, CombinedStore(traces_, control_))
 
 
 def made(name: str, request: pytest.FixtureRequest, folder: Path, shared: tuple[Current, str]) -> Any:
@@ -110,7 +117,7 @@ def made(name: str, request: pytest.FixtureRequest, folder: Path, shared: tuple[
     return combined(request, folder, *name.split("+"))
 
 
-IMPLEMENTATIONS = ["http", "sqlite", "sqlite+postgres"]
+IMPLEMENTATIONS = ["http", "sqlite", "sqlite+postgres", "clickhouse+sqlite", "clickhouse+postgres"]
 # Modules that ask nothing of a control backend. They run on PostgreSQL, too, but not in the quick suite
 OF_TRACES = {f"collector.conformance_{name}" for name in ("feed", "judgements", "sorting", "traces")}
 
@@ -118,7 +125,8 @@ OF_TRACES = {f"collector.conformance_{name}" for name in ("feed", "judgements", 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "sqlite+postgres" in item.name and getattr(item, "function", item).__module__ in OF_TRACES:
+        is_of_traces = getattr(item, "function", item).__module__ in OF_TRACES
+        if "clickhouse+" in item.name or ("sqlite+postgres" in item.name and is_of_traces):
             item.add_marker(pytest.mark.process)
 
 
@@ -127,6 +135,24 @@ def store(
     request: pytest.FixtureRequest, tmp_path: Path, shared: tuple[Current, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Store]:
     monkeypatch.setattr(fulltext_index, "SETTLE_NS", 100_000_000)  # words are found ten times as soon
+    monkeypatch.setattr(filter_values, "SETTLE_NS", 200_000_000)
     monkeypatch.setattr(background_jobs, "WRITE_INTERVAL_SECONDS", 0.1)
     with made(request.param, request, tmp_path, shared) as store:
         yield store
+
+
+@pytest.fixture(scope="session")
+def clickhouse_server() -> Iterator[ClickHouseServer]:
+    """Yield the ClickHouse server of the session. A test that kills it starts it again."""
+    if not os.environ.get(VARIABLE) and importlib.util.find_spec("chdb") is None:
+        pytest.skip("chdb does not exist for this platform")
+    server = ClickHouseServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def clickhouse_url(clickhouse_server: ClickHouseServer) -> Iterator[str]:
+    """Yield the address of a new ClickHouse database, which is dropped after the test."""
+    with clickhouse_server.database() as url:
+        yield url

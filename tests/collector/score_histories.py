@@ -11,14 +11,14 @@ import pytest
 from collector.making import run
 from spanwise.collector.records import Claim, ClaimResult, Decision, DecisionBatch, Feedback, Rule, ScoreSums, Target
 from spanwise.collector.statistics import SampledMean, estimate_sums
-from spanwise.collector.stores import summarize_rule
+from spanwise.collector.stores import summarize_rule, weighted_sums
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.score_sums import sum_queries, window_sums
-from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery
+from spanwise.collector.stores.weighted_sums import SumsQuery
 
 HOUR, GRAIN = 3_600_000_000_000, 150_000_000_000
 FROM, UNTIL = 240 * HOUR, 312 * HOUR  # three whole days
-RULES = (("default", "r"), ("default", "s"), ("other", "r"))
+RULES = (("default", "r"), ("default", "s"), ("other", "r"), ("other", "s"))
 KEYS = ("good", "kind")
 PROBABILITIES = (1.0, 1.0, 0.1, 0.3, 0.001, 1 / 3, None, 0.0)
 
@@ -59,9 +59,7 @@ class History:
             tags = tuple(self.random.sample(("x", "y", "z"), self.random.randint(0, 2)))
             start = self.random.choice((FROM, FROM + 5 * HOUR, FROM + 30 * HOUR)) + self.random.randrange(0, HOUR)
             id = f"{self.random.getrandbits(128):032x}"
-            one = run(
-                trace_id=id, start_ns=start, project=project, session_id=session and f"{project} {session}", tags=tags
-            )
+            one = run(trace_id=id, start_ns=start, project=project, session_id=session, tags=tags)
             self.traces[one.trace_id] = project
             runs.append(one)
         self.store.append(runs)
@@ -177,7 +175,7 @@ class History:
         trace_id = self._pick()
         if trace_id is not None:
             project = self.traces[trace_id]
-            late = run(trace_id=trace_id, project=project, start_ns=FROM, session_id=f"{project} late", name="late")
+            late = run(trace_id=trace_id, project=project, start_ns=FROM, session_id="late", name="late")
             self.store.append([late])
 
     def retag(self) -> None:
@@ -238,6 +236,8 @@ def compare(store: SQLiteStore) -> int:
                 with store._file.read() as reader:
                     from_rows = window_sums.sum_rows(reader.db, query)
                 _compare_sums(sum_queries.read_sums(store._file, query), from_rows)
+                # as a store of two engines computes them
+                _compare_sums(weighted_sums.sum_scores(store._traces, store._control, query), from_rows)
     return count
 
 

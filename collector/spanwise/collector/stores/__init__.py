@@ -6,11 +6,20 @@ Modules, in the order in which data flows:
   rows.
 - `store_interfaces`: Store interfaces: traces, control records, both in one, and optional capabilities.
 - `table_rows`: Table rows: column values, hashed ids, statements for many rows, cursors of pages.
+- `run_codec`: Encoding of runs for all stores: facts, payloads, sampling information of a span.
+- `side_records`: Records of senders besides runs: amendments, started runs, and reports of processes, as all stores keep
+  them.
+- `trace_summary`: Trace summary: definition of a trace's totals (root, tokens, cost, completeness) over all of its spans.
 - `fork_protection`: Protection of connections to a database from forked child processes, which must neither use nor
   close them.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
+- `rule_feedback`: Feedback of rules: which scores a lease replaces, and which are outdated, by the numbers of the leases.
+- `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
+  kind.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules, decisions,
   audit trail.
+- `search_terms`: Search terms of all backends: texts in a JSON value, tokens of Chinese, Japanese and Korean text, terms
+  of a search.
 - `trace_assembly`: Assembly of traces: amendments merged into runs, the tree of runs, derived inputs and outputs of
   the root.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
@@ -146,8 +155,14 @@ SHARED_MODULES = [
     "backends",
     "decision_explanation",
     "flat_tables",
+    "rule_feedback",
+    "run_codec",
+    "search_terms",
+    "side_records",
     "fork_protection",
     "store_interfaces",
     "table_rows",
     "trace_assembly",
+    "trace_summary",
+    "weighted_sums",
 ]

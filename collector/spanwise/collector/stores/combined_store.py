@@ -7,9 +7,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ from spanwise.collector.records import (
     AuditEvent,
     Backfill,
     BackfillPreview,
+    Bucket,
     BudgetUsage,
     ChangePage,
     Claim,
@@ -34,12 +35,15 @@ from spanwise.collector.records import (
     Retention,
     Rule,
     RuleStatus,
+    ScoreSums,
     TablePage,
     Target,
     TraceHead,
     TraceSummary,
     WeightedScore,
     WorkerReport,
+    assign_session_project,
+    iterate_pages,
 )
 from spanwise.collector.request_context import CURRENT_ACTOR, Actor, get_current_actor
 from spanwise.collector.rule_policy import (
@@ -51,6 +55,7 @@ from spanwise.collector.rule_policy import (
     get_sampling_rate,
     make_backfill,
 )
+from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores import decision_explanation
 from spanwise.collector.stores.backends import (
     ControlBackend,
@@ -65,6 +70,7 @@ from spanwise.collector.stores.backfill_preview import preview_backfill
 from spanwise.collector.stores.decision_explanation import find_blocking_reason, find_load_error
 from spanwise.collector.stores.flat_tables import EXAMPLES, EXPERIMENT_RESULTS, build_frame, find_table
 from spanwise.collector.stores.store_interfaces import FILTERED_OPERATIONS, iterate_traces
+from spanwise.collector.stores.weighted_sums import SumsQuery, count_groups, sum_scores, weigh_buckets
 
 if TYPE_CHECKING:
     import pandas
@@ -152,6 +158,8 @@ class CombinedStore:
       The traces of the evaluators that gave the feedback are deleted with it.
     - Finish of a lease: first its feedback, with the lease number, then the decision. After a crash in between, the
       lease is still valid, and the same finish again, or that of the next lease, corrects both.
+      A rule that is changed in between refuses the finish, and no other follows. `remove_abandoned_feedback` deletes
+      the feedback of such leases.
     - Decisions: those about deleted traces are left out beforehand. A trace that is deleted in between leaves a row,
       which is deleted when its lease is finished.
     - A condition on a dataset is first replaced by the ids of its experiments. Experiments saved meanwhile are not
@@ -273,14 +281,36 @@ class CombinedStore:
         """
         return sum(self._delete("prune", {"rule": rule}, expired) for expired in self._traces.prepare_pruning(rule))
 
-    def prune_by_rules(self) -> None:
-        """Prune by all stored retention rules."""
+    def run_hourly_jobs(self) -> None:
+        """Prune by all stored retention rules, and delete feedback of abandoned leases."""
         before = CURRENT_ACTOR.set(Actor("", "retention", f"process {os.getpid()}"))
         try:
             for rule in self._control.retention():
                 self.prune(rule)
+            self.remove_abandoned_feedback()
         finally:
             CURRENT_ACTOR.reset(before)
+
+    def remove_abandoned_feedback(self, expired_s: float = 3600) -> int:
+        """Delete the feedback of leases that expired some time ago and can never be finished. Return its number.
+
+        A worker stores feedback before it finishes its lease. If it dies in between, and its rule is changed or removed
+        before another worker takes over, the trace has scores that its decision does not know.
+        """
+        count = 0
+        while leases := self._control.list_abandoned_leases(expired_s):
+            for lease in leases:
+                trace_id = lease.target.trace_id
+                about = Filter() if trace_id is None else Filter(trace_ids=(trace_id,))
+                target = lease.target if trace_id is None else None
+                left = [
+                    each.id
+                    for each in iterate_pages(partial(self._traces.feedbacks, about, target=target))
+                    if (each.rule, each.claim) == (lease.rule, lease.number)
+                ]
+                count += self._traces.delete_feedback(left)
+            self._control.end_abandoned_leases(leases)
+        return count
 
     def delete_experiment(self, id: str) -> bool:
         """Delete an experiment with its traces and the feedback on it. Return False if there was none."""
@@ -563,6 +593,69 @@ class CombinedStore:
         ]
         return Page(items=tuple(scores), next=page.next)
 
+    def score_sums(
+        self,
+        rule: str,
+        *,
+        project: str = "default",
+        key: str | None = None,
+        version: str | None = None,
+        since_ns: int,
+        until_ns: int,
+        block_s: int = GRAIN_S,
+        by: str | None = None,
+        groups: Sequence[str] = (),
+        joined: bool = True,
+        live: bool = False,
+    ) -> list[ScoreSums]:
+        """Return the sums of a rule's weighted scores. See `ControlStore.score_sums`."""
+        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups, joined, live)
+        return self._sum_scores(query)
+
+    def score_groups(
+        self,
+        rule: str,
+        *,
+        by: str,
+        project: str = "default",
+        key: str | None = None,
+        version: str | None = None,
+        since_ns: int,
+        until_ns: int,
+        live: bool = False,
+    ) -> Mapping[str, int]:
+        """Return the number of a rule's weighted scores by group. See `ControlStore.score_groups`."""
+        whole_s = max(GRAIN_S, (until_ns - since_ns) // 10**9)
+        query = SumsQuery(rule, project, since_ns, until_ns, whole_s, key, version, by, live=live, joined=False)
+        return count_groups(self._sum_scores(query))
+
+    def _sum_scores(self, query: SumsQuery) -> list[ScoreSums]:
+        """Return the sums of a query, computed from the scores in its window."""
+        return sum_scores(self._traces, self._control, query)
+
+    def aggregate(
+        self,
+        filter: Filter | None = None,
+        *,
+        bucket_ns: int | None = None,
+        group_by: str | None = None,
+        newest: int | Literal["all"] | None = None,
+        **conditions: object,
+    ) -> list[Bucket]:
+        """Return buckets with weighted means of rules' scores. See `TraceStore.aggregate`.
+
+        An experiment runs all of its examples, so the scores of its runs are no sample. Buckets of experiments
+        therefore stay plain.
+        """
+        resolved = self._resolve_dataset(validate_filter(extend_filter(filter, conditions)))
+        buckets = self._traces.aggregate(resolved, bucket_ns=bucket_ns, group_by=group_by, newest=newest)
+        is_experiment = resolved.experiment or resolved.experiments is not None
+        if is_experiment or not any(bucket.feedback for bucket in buckets):
+            return buckets
+        counted = next((bucket.newest for bucket in buckets if bucket.newest), None)
+        scores = self._traces.list_bucket_scores(resolved, bucket_ns=bucket_ns, group_by=group_by, newest=counted)
+        return weigh_buckets(buckets, scores, self._control, bucket_ns, group_by)
+
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
         """Return a page of the change feed. See `TraceStore.changes`."""
         return self._traces.changes(after, limit=limit, filters=[self._resolve_dataset(filter) for filter in filters])
@@ -581,11 +674,15 @@ class CombinedStore:
 
 
 def _collect_feedback(finish: ClaimResult, plan: FinishPlan) -> TargetFeedback:
-    """Return the feedback of a finish, for all evaluators that it mentions."""
+    """Return the feedback of a finish, for all evaluators that it mentions. Sessions get the project of the rule."""
     evaluators = [one.evaluator for one in finish.feedback if one.evaluator is not None]
     names, claim = tuple(dict.fromkeys([*finish.reported, *evaluators])), finish.claim
     replace_all = plan.whole and bool(names)  # without a result, the lease leaves existing feedback unchanged
-    return TargetFeedback(claim.rule, claim.target, claim.number, names, finish.feedback, replace_all)
+    target, feedback = claim.target, finish.feedback
+    if target.session_id is not None and claim.project:
+        target = replace(target, project=claim.project)
+        feedback = tuple(assign_session_project(row, claim.project) for row in feedback)
+    return TargetFeedback(claim.rule, target, claim.number, names, feedback, replace_all)
 
 
 def _fail_target(decision: Decision, rule: Rule | None) -> ClaimResult:

@@ -18,6 +18,7 @@ from psycopg.adapt import AdaptersMap, Buffer, Dumper, Loader
 from psycopg.types.numeric import Int8Dumper
 
 from spanwise.collector.errors import Refused
+from spanwise.collector.records import Alert
 
 PostgresSession: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -178,6 +179,8 @@ class PostgresConnection:
     def register_grouping(self, project: str, rule: str, by: str) -> None: ...
 
     def remove_grouping(self, project: str, rule: str, by: str) -> None: ...
+
+    def remove_measure(self, alert: Alert, remaining: Sequence[Alert]) -> None: ...
 
 
 def _refuse_surrogates(error: UnicodeEncodeError) -> Refused:

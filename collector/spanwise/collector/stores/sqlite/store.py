@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spanwise.collector.errors import Refused, Unavailable
-from spanwise.collector.filters import Filter, extend_filter
+from spanwise.collector.filters import Filter, extend_filter, validate_filter
 from spanwise.collector.records import (
     JSON,
     AlertResult,
@@ -40,8 +40,9 @@ from spanwise.collector.records import (
     normalize_feedback,
 )
 from spanwise.collector.stores import trace_assembly
-from spanwise.collector.stores.backends import DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
+from spanwise.collector.stores.backends import BucketScore, DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
 from spanwise.collector.stores.combined_store import CombinedStore
+from spanwise.collector.stores.side_records import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.database.connections import can_write
 from spanwise.collector.stores.sqlite.database.file_lock import real_path
@@ -59,14 +60,15 @@ from spanwise.collector.stores.sqlite.maintenance import background_jobs, deleti
 from spanwise.collector.stores.sqlite.maintenance.background_jobs import BackgroundWorker
 from spanwise.collector.stores.sqlite.query import change_feed, record_lists, table_records, trace_queries
 from spanwise.collector.stores.sqlite.rollups import aggregation
-from spanwise.collector.stores.sqlite.score_sums import trace_measures
+from spanwise.collector.stores.sqlite.score_sums import listed_scores
 from spanwise.collector.stores.sqlite.score_sums.bucket_weights import weigh_buckets
-from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes
+from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes, read_measure_sums, read_sums
+from spanwise.collector.stores.sqlite.score_sums.trace_measures import MeasureQuery
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
-from spanwise.collector.stores.sqlite.write.side_tables import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
 from spanwise.collector.stores.table_rows import select_many
+from spanwise.collector.stores.weighted_sums import SumsQuery
 
 # Trace backend: operations on runs, feedback and queries over the database file.
 
@@ -248,19 +250,20 @@ class SQLiteTraces(Backend):
         newest: int | Literal["all"] | None = None,
         **conditions: object,
     ) -> list[Bucket]:
-        wanted = extend_filter(filter, conditions)
-        is_current = apply_some_changes(self._file)
         with self._file.read() as reader:
-            buckets = aggregation.compute_buckets(reader.db, wanted, bucket_ns, group_by, newest)
-            counted = next((bucket.newest for bucket in buckets if bucket.newest), None)
-            list_traces = partial(aggregation.list_scored_traces, reader.db, wanted, bucket_ns, group_by, counted)
-            return weigh_buckets(reader.db, buckets, wanted, bucket_ns, group_by, list_traces, is_current=is_current)
+            return aggregation.compute_buckets(
+                reader.db, extend_filter(filter, conditions), bucket_ns, group_by, newest
+            )
 
-    @read_operation
+    def list_bucket_scores(
+        self, filter: Filter, *, bucket_ns: int | None, group_by: str | None, newest: int | None
+    ) -> Iterator[BucketScore]:
+        with self._file.read() as reader:
+            list_traces = partial(aggregation.list_scored_traces, reader.db, filter, bucket_ns, group_by, newest)
+            yield from listed_scores.list_bucket_scores(reader.db, list_traces)
+
     def measure_sums(
         self,
-        db: sqlite3.Connection,
-        /,
         measure: str,
         where: Mapping[str, JSON] | None = None,
         *,
@@ -270,16 +273,8 @@ class SQLiteTraces(Backend):
         block_s: int = 150,
         by: str | None = None,
     ) -> list[ScoreSums]:
-        return trace_measures.sum_measure(
-            db,
-            measure,
-            where or {},
-            project=project,
-            since_ns=since_ns,
-            until_ns=until_ns,
-            block_s=block_s,
-            by=by,
-        )
+        query = MeasureQuery(measure, where or {}, project, since_ns, until_ns, block_s, by)
+        return read_measure_sums(self._file, query)
 
     @read_operation
     def values(
@@ -325,7 +320,7 @@ class SQLiteTraces(Backend):
 
     @read_operation
     def list_rule_scores(self, db: sqlite3.Connection, /, asked: ScoreQuery) -> Page[RuleScore]:
-        return record_lists.list_rule_scores(db, asked)
+        return listed_scores.list_rule_scores(db, asked)
 
     @read_operation
     def find_stored_traces(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:
@@ -497,7 +492,7 @@ class SQLiteStore(_Store):
 
     def __init__(self, path: str | Path) -> None:
         self._over(DatabaseFile(path))
-        self._behind = BackgroundWorker(self._file, self.prune_by_rules)
+        self._behind = BackgroundWorker(self._file, self.run_hourly_jobs)
 
     def _over(self, file: DatabaseFile) -> None:
         self.path, self._file, self._origin = file.name, file, file.origin
@@ -513,6 +508,28 @@ class SQLiteStore(_Store):
 
     def traced_destinations(self, project: str) -> Sequence[str]:
         return self._file.appender.destinations.of(project)
+
+    # Sums of scores are kept in the file
+
+    def _sum_scores(self, query: SumsQuery) -> list[ScoreSums]:
+        return read_sums(self._file, query)
+
+    def aggregate(
+        self,
+        filter: Filter | None = None,
+        *,
+        bucket_ns: int | None = None,
+        group_by: str | None = None,
+        newest: int | Literal["all"] | None = None,
+        **conditions: object,
+    ) -> list[Bucket]:
+        wanted = self._resolve_dataset(validate_filter(extend_filter(filter, conditions)))
+        is_current = apply_some_changes(self._file)
+        with self._file.read() as reader:
+            buckets = aggregation.compute_buckets(reader.db, wanted, bucket_ns, group_by, newest)
+            counted = next((bucket.newest for bucket in buckets if bucket.newest), None)
+            list_traces = partial(aggregation.list_scored_traces, reader.db, wanted, bucket_ns, group_by, counted)
+            return weigh_buckets(reader.db, buckets, wanted, bucket_ns, group_by, list_traces, is_current=is_current)
 
     # These operations free space, so they may use the disk reserve
 

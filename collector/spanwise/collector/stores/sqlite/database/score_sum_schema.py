@@ -1,11 +1,14 @@
-"""Tables and triggers of the weighted sums of scores (see `stores.sqlite.score_sums`)."""
+"""Tables and triggers of the weighted sums of scores and of measures of traces (see `stores.sqlite.score_sums`)."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
 
+from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores.table_rows import insert_many
+
+_GRAIN_NS = GRAIN_S * 1_000_000_000
 
 # Weighted sums of the scores of rules, contributions to them, and changes that they do not include yet (see
 # `score_sums`). The owner of a contribution is the key of a trace, or `/` and the id of a session
@@ -91,6 +94,24 @@ _GROUP_TRIGGER = (
     f"CREATE TRIGGER IF NOT EXISTS score_group_changed AFTER UPDATE OF {', '.join(_GROUP_COLUMNS)} ON traces"
     f" WHEN {' OR '.join(f'new.{name} IS NOT old.{name}' for name in _GROUP_COLUMNS)} BEGIN {_RECORD_TRACE_FIELDS}; END"
 )
+# A session has the values of all its traces
+_RECORD_SESSION = (
+    "INSERT INTO score_target_changes SELECT '/' || {0}.session_id WHERE {0}.session_id IS NOT NULL"
+    " AND EXISTS (SELECT 1 FROM feedback f WHERE f.session_id = {0}.session_id AND f.rule IS NOT NULL)"
+    " AND NOT EXISTS (SELECT 1 FROM score_target_changes c WHERE c.target = '/' || {0}.session_id);"
+)
+_RECORD_SESSIONS = " ".join(_RECORD_SESSION.format(row) for row in ("new", "old"))
+_SESSION_GROUP_COLUMNS = ("session_id", "project", "kind", *_GROUP_COLUMNS)
+_GROUP_TRIGGERS = (
+    _GROUP_TRIGGER,
+    f"CREATE TRIGGER IF NOT EXISTS score_session_group_changed AFTER UPDATE OF {', '.join(_SESSION_GROUP_COLUMNS)} ON traces"
+    " WHEN (new.session_id IS NOT NULL OR old.session_id IS NOT NULL)"
+    f" AND ({' OR '.join(f'new.{name} IS NOT old.{name}' for name in _SESSION_GROUP_COLUMNS)}) BEGIN {_RECORD_SESSIONS} END",
+    "CREATE TRIGGER IF NOT EXISTS score_session_group_added AFTER INSERT ON traces WHEN new.session_id IS NOT NULL"
+    f" BEGIN {_RECORD_SESSION.format('new')} END",
+    "CREATE TRIGGER IF NOT EXISTS score_session_group_removed AFTER DELETE ON traces WHEN old.session_id IS NOT NULL"
+    f" BEGIN {_RECORD_SESSION.format('old')} END",
+)
 _RECORD_ALL_SCORES = (
     "INSERT OR IGNORE INTO score_changes SELECT trace FROM feedback WHERE rule IS NOT NULL AND trace IS NOT NULL",
     "INSERT OR IGNORE INTO score_target_changes SELECT '/' || session_id FROM feedback"
@@ -123,7 +144,8 @@ def mark_score_sums_stale(db: sqlite3.Connection) -> None:
 
 def watch_group_fields(db: sqlite3.Connection) -> None:
     """Record from now on changes of the fields by which sums can be grouped. Files without groupings do without."""
-    db.execute(_GROUP_TRIGGER)
+    for statement in _GROUP_TRIGGERS:
+        db.execute(statement)
 
 
 def record_scores(db: sqlite3.Connection, traces: Iterable[int], sessions: Iterable[str]) -> None:
@@ -138,3 +160,44 @@ def record_decisions(db: sqlite3.Connection, ids: Iterable[int]) -> None:
     rows = [(id,) for id in ids]
     for statement in _RECORD_DECISION if rows else ():
         db.executemany(statement, rows)
+
+
+# Sums of measures of traces (see `trace_measures`). A block is a period of `block_s` seconds, counted from the epoch; a row
+# of `measure_blocks` says that the sums of a block are in `measure_sums`. `generation` counts the updates of the sums,
+# which include all changes of the change feed up to `applied`
+MEASURE_TABLES = (
+    "CREATE TABLE trace_measures (id INTEGER PRIMARY KEY, project TEXT NOT NULL, measure TEXT NOT NULL,"
+    " conditions TEXT NOT NULL, field TEXT NOT NULL, block_s INTEGER NOT NULL)",
+    "CREATE UNIQUE INDEX trace_measures_by_name ON trace_measures (project, measure, conditions, field, block_s)",
+    "CREATE TABLE measure_sums (measure INTEGER NOT NULL, block INTEGER NOT NULL, value TEXT NOT NULL, n INTEGER NOT NULL,"
+    " weight REAL NOT NULL, total REAL NOT NULL, weight_squares REAL NOT NULL, products REAL NOT NULL,"
+    " total_squares REAL NOT NULL, PRIMARY KEY (measure, block, value)) WITHOUT ROWID",
+    "CREATE TABLE measure_blocks (measure INTEGER NOT NULL, block INTEGER NOT NULL, PRIMARY KEY (measure, block)) WITHOUT ROWID",
+    "CREATE TABLE measure_state (id INTEGER PRIMARY KEY CHECK (id = 1), applied INTEGER NOT NULL, generation INTEGER NOT NULL)",
+    "INSERT INTO measure_state VALUES (1, 0, 0)",
+    # grains from which traces were deleted or moved, and how often
+    "CREATE TABLE measure_changes (grain INTEGER PRIMARY KEY, count INTEGER NOT NULL)",
+)
+MEASURE_TABLE_NAMES = ("trace_measures", "measure_sums", "measure_blocks", "measure_state", "measure_changes")
+# New runs are found in the change feed; traces that are deleted, or that start at another time, leave a grain
+_LEAVE_GRAIN = (
+    f"UPDATE measure_changes SET count = count + 1 WHERE grain = old.start_ns / {_GRAIN_NS};"
+    f" INSERT INTO measure_changes SELECT old.start_ns / {_GRAIN_NS}, 1 WHERE NOT EXISTS"
+    f" (SELECT 1 FROM measure_changes c WHERE c.grain = old.start_ns / {_GRAIN_NS});"
+)
+_MEASURE_TRIGGERS = {
+    "measured_trace_moved": "AFTER UPDATE OF start_ns ON traces WHEN old.start_ns IS NOT NULL AND new.start_ns IS NOT old.start_ns",
+    "measured_trace_deleted": "AFTER DELETE ON traces WHEN old.start_ns IS NOT NULL",
+}
+
+
+def watch_measured_traces(db: sqlite3.Connection) -> None:
+    """Record from now on which grains lose traces. Files without measures do without."""
+    for name, event in _MEASURE_TRIGGERS.items():
+        db.execute(f"CREATE TRIGGER IF NOT EXISTS {name} {event} BEGIN {_LEAVE_GRAIN} END")
+
+
+def forget_measured_traces(db: sqlite3.Connection) -> None:
+    """Stop recording which grains lose traces."""
+    for name in _MEASURE_TRIGGERS:
+        db.execute(f"DROP TRIGGER IF EXISTS {name}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
 
+from spanwise.collector import filters
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import (
     SESSION_COLUMNS,
@@ -21,7 +23,6 @@ from spanwise.collector.filters import (
     read_cursor,
 )
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
-from spanwise.collector.stores.backends import RuleScore, ScoreQuery
 from spanwise.collector.stores.sqlite.query.filter_sql import (
     FEEDBACK_OF_TRACE,
     FEW_TRACES,
@@ -50,7 +51,6 @@ from spanwise.collector.stores.table_rows import (
 # - Sorting reads all traces of the set. If more than `MAX_SORTED` pass, the set is the newest of them.
 # - The index of scores is in the order of a sort by feedback, so only as many traces are read as a page needs.
 
-MAX_SORTED = 100_000  # traces; each takes less than a microsecond
 MAX_LOOKUPS = 20_000  # traces whose score is looked up one by one; for more, the index of scores is read
 
 _TRACE_VALUES = {
@@ -111,12 +111,12 @@ def _find_set(db: sqlite3.Connection, plan: QueryPlan, *, unlimited: bool = Fals
     if unlimited:
         return SortedSet(upto, None, 0, 0)
     newest = f"SELECT t.id AS id, t.start_ns AS start_ns FROM {plan.source} WHERE {plan.where} ORDER BY t.start_ns DESC"
-    sql = f"SELECT count(*), coalesce(min(id), 0) FROM ({newest} LIMIT {MAX_SORTED + 1})"
+    sql = f"SELECT count(*), coalesce(min(id), 0) FROM ({newest} LIMIT {filters.MAX_SORTED + 1})"
     count, lowest = db.execute(sql, plan.values).fetchone()
-    if count <= MAX_SORTED:
+    if count <= filters.MAX_SORTED:
         return SortedSet(upto, None, lowest, count)
-    [_, since_ns] = db.execute(f"{newest} LIMIT 1 OFFSET {MAX_SORTED - 1}", plan.values).fetchone()
-    return SortedSet(upto, since_ns, lowest, MAX_SORTED)
+    [_, since_ns] = db.execute(f"{newest} LIMIT 1 OFFSET {filters.MAX_SORTED - 1}", plan.values).fetchone()
+    return SortedSet(upto, since_ns, lowest, filters.MAX_SORTED)
 
 
 def _sort_page(
@@ -367,8 +367,8 @@ def list_feedback(
     limit: int,
     cursor: str | None,
 ) -> Page[Feedback]:
-    """Return one page of feedback, newest first."""
-    where, values = restrict_to_traces(db, filter)
+    """Return one page of feedback, newest first. Feedback on a session of a project belongs to the project."""
+    where, values = restrict_feedback(db, filter)
     if key is not None:
         where.append("f.key = ?")
         values.append(key)
@@ -388,31 +388,18 @@ def list_feedback(
     return Page(items=tuple(map(feedback_table.feedback_from_row, rows)), next=next)
 
 
-_SESSION_PLACE = feedback_table.FEEDBACK_COLUMNS.index("session_id")
-_SELECT_BY_RULE = (
-    feedback_table.SELECT_FEEDBACK.replace(" FROM", ", t.session_id, f.trace_start_ns, f.rowid FROM")
-    + " LEFT JOIN traces t ON t.id = f.trace WHERE f.rule = ? AND f.standing >= 1"
-    " AND (f.outcome <> 'score' OR f.score IS NOT NULL) AND (f.trace IS NULL OR t.project = ?)"
-)
+def restrict_feedback(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+    """Return SQL conditions that restrict feedback to traces that pass a filter.
+
+    If the filter is a project alone, feedback on sessions of this project passes, too.
+    """
+    where, values = _restrict_to_traces(db, filter)
+    if filter.project is not None and replace(filter, project=None) == Filter():
+        return [f"({' AND '.join(where)} OR f.project = ?)"], [*values, filter.project]
+    return where, values
 
 
-def list_rule_scores(db: sqlite3.Connection, query: ScoreQuery) -> Page[RuleScore]:
-    """Return one page of a rule's scores, errors and skips, ordered by start of the trace, latest first."""
-    window = (("f.trace_start_ns >= ?", query.since_ns), ("f.trace_start_ns < ?", query.until_ns))
-    bounds = (("f.key = ?", query.key), *window)
-    conditions = [(sql, [value]) for sql, value in bounds if value is not None]
-    if query.cursor is not None:
-        conditions.append(("(f.trace_start_ns, f.rowid) < (?, ?)", [*parse_cursor(query.cursor)]))
-    sql = " AND ".join([_SELECT_BY_RULE, *(sql for sql, _ in conditions)])
-    values = [value for _, values in conditions for value in values]
-    order = "ORDER BY f.trace_start_ns DESC, f.rowid DESC LIMIT ?"
-    fetched = db.execute(f"{sql} {order}", (query.rule, query.project, *values, query.limit + 1)).fetchall()
-    rows, next = cut_page(fetched, query.limit, time=-2, key=-1)
-    items = (RuleScore(feedback_table.feedback_from_row(row), row[-3] or row[_SESSION_PLACE], row[-2]) for row in rows)
-    return Page(items=tuple(items), next=next)
-
-
-def restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+def _restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
     """Return SQL conditions that restrict feedback to traces that pass a filter.
 
     If at most `FEW_TRACES` traces pass, the condition lists their keys. Otherwise the filter is tested on the trace
@@ -432,7 +419,7 @@ def restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str
 
 
 def _add_target_conditions(target: Target, where: list[str], values: list[Any]) -> None:
-    """Add conditions that select exactly this target. The trace's integer key lets SQLite use the index."""
+    """Add conditions that select this target. The trace's integer key lets SQLite use the index."""
     if target.trace_id is not None:
         where.append("f.trace = (SELECT id FROM traces WHERE trace_id = ?)")
         values.append(target.trace_id)
@@ -440,6 +427,9 @@ def _add_target_conditions(target: Target, where: list[str], values: list[Any]) 
         value = getattr(target, name)
         where.append(f"f.{name} IS NULL" if value is None else f"f.{name} = ?")
         values.extend(() if value is None else (value,))
+    if target.project is not None:  # otherwise the session in any project
+        where.append("f.project = ?")
+        values.append(target.project)
 
 
 _SELECT_RUNS = """
@@ -513,6 +503,8 @@ def list_sessions(
     where, values = join_conditions(compile_visible_filter(filter))
     if sort:
         page, upto = list_sorted_sessions(db, filter, sort, limit, cursor)
+        if not page.ids:  # SQLite refuses a forced index if it knows that no row can match
+            return Page(items=(), newest=page.newest)
         sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(page.ids)), where=where)
         summed = {row[0]: row for row in db.execute(sql, (*page.ids, upto, *values))}
         found = tuple(_session_from_row(summed[session]) for session in page.ids)

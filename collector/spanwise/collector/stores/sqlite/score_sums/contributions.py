@@ -7,20 +7,18 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from spanwise.collector.errors import Refused
 from spanwise.collector.records import Target
-from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores.control import decision_rows
-from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL
+from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL, VISIBLE_SQL
 from spanwise.collector.stores.table_rows import select_many
-
-GRAIN_NS = GRAIN_S * 1_000_000_000
-
-# Scores beyond these limits are left out, because sums of squares could exceed the range of numbers
-MAX_SCORE, MIN_PROBABILITY = 1e100, 1e-30
-
-# Values of `SeriesKey.label`: scores, all labels, and one label with a prefix
-SCORES, ALL_LABELS, LABEL_PREFIX = "", "*", "="
+from spanwise.collector.stores.weighted_sums import (
+    LIVE,
+    LIVE_PREFIX,
+    METADATA_PREFIX,
+    ScoreAmounts,
+    check_grouping,
+    score_amounts,
+)
 
 
 class SeriesKey(NamedTuple):
@@ -36,23 +34,6 @@ class SeriesKey(NamedTuple):
     label: str
     field: str
     value: str
-
-
-class ScoreAmounts(NamedTuple):
-    """Amounts of the scores of one trace or cluster in one series. `total` is Σw·y."""
-
-    n: int = 0
-    weight: float = 0.0
-    total: float = 0.0
-    graded: int = 0
-    failed: int = 0
-    skipped: int = 0
-    left_out: int = 0
-    left_out_total: float = 0.0
-
-    def plus(self, other: ScoreAmounts) -> ScoreAmounts:
-        """Return the sum of both amounts."""
-        return ScoreAmounts._make(a + b for a, b in zip(self, other, strict=True))
 
 
 class Contribution(NamedTuple):
@@ -84,25 +65,7 @@ _GROUP_SQL = {
     "name": ("t.name", ""),
     "user": ("t.user_id", ""),
 }
-_METADATA_PREFIX = "metadata."
 _METADATA_SQL = (METADATA_TEXT_SQL, "CROSS JOIN json_each(t.metadata) m ON m.key = ?")
-
-
-# Prefix of a field (or the whole field) whose sums have the probabilities of live traffic, without those of backfills
-LIVE = "live"
-_LIVE_PREFIX = f"{LIVE}:"
-
-
-def make_live_field(by: str | None) -> str:
-    """Return the name under which the sums of live traffic are kept, in total or by the values of a field."""
-    return LIVE if by is None else _LIVE_PREFIX + by
-
-
-def check_grouping(by: str) -> str:
-    """Return a field by which sums can be grouped. Raise `Refused` for another."""
-    if by in _GROUP_SQL or (by.startswith(_METADATA_PREFIX) and by != _METADATA_PREFIX):
-        return by
-    raise Refused(f"unknown field {by!r}; expected one of: {', '.join(_GROUP_SQL)}, metadata.KEY")
 
 
 def get_group_sql(by: str) -> tuple[str, str, tuple[str, ...]]:
@@ -112,7 +75,7 @@ def get_group_sql(by: str) -> tuple[str, str, tuple[str, ...]]:
     """
     if check_grouping(by) in _GROUP_SQL:
         return *_GROUP_SQL[by], ()
-    return *_METADATA_SQL, (by.removeprefix(_METADATA_PREFIX),)
+    return *_METADATA_SQL, (by.removeprefix(METADATA_PREFIX),)
 
 
 _COLUMNS = "f.rule, f.key, f.score, f.label, f.outcome, coalesce(f.claim, 0), f.span_id, f.document, f.trace_start_ns"
@@ -123,7 +86,7 @@ _OF_TRACES = (
     " AND f.trace IN (%s)"
 )
 _OF_SESSIONS = (
-    f"SELECT {_COLUMNS}, f.session_id, NULL, NULL, f.session_id FROM feedback f INDEXED BY feedback_by_session"
+    f"SELECT {_COLUMNS}, f.session_id, NULL, f.project, f.session_id FROM feedback f INDEXED BY feedback_by_session"
     f" WHERE f.rule IS NOT NULL AND {_COUNTS} AND f.trace IS NULL AND f.session_id IN (%s)"
 )
 _DECISIONS = (
@@ -163,50 +126,31 @@ def read_contributions(
         if into is None:
             into = amounts[owner, start_ns] = {}
             found[owner].append(Contribution(start_ns, session, into))
-        for by, value in (("", ""), *values.get((owner, rule), ())):
+        for by, value in (("", ""), *values.get((owner, project, rule), ())):
             of_field = live if by.startswith(LIVE) else probability
             if of_field == 0 and by.startswith(LIVE):
                 continue  # a backfill added this score, error or skip
-            for code, added in _score_amounts(outcome, score, label, of_field):
+            for code, added in score_amounts(outcome, score, label, of_field):
                 series = SeriesKey(project, rule, version, key, code, by, value)
                 before = into.get(series)
                 into[series] = added if before is None else before.plus(added)
     return found
 
 
-def _score_amounts(
-    outcome: str, score: float | None, label: str | None, probability: float | None
-) -> list[tuple[str, ScoreAmounts]]:
-    """Return the amounts of one score by the label of their series. A probability of 0 does not count."""
-    if outcome != "score":
-        return [(SCORES, ScoreAmounts(failed=int(outcome == "error"), skipped=int(outcome == "skip")))]
-    if probability == 0:
-        return []
-    is_bounded = score is None or abs(score) <= MAX_SCORE
-    if probability is None or probability < MIN_PROBABILITY or not is_bounded:
-        plain = score if score is not None and is_bounded else 0.0
-        left_out = [(SCORES, ScoreAmounts(left_out=1, left_out_total=plain))] if score is not None else []
-        return left_out if label is None else [*left_out, (ALL_LABELS, ScoreAmounts(left_out=1))]
-    weight = 1 / probability
-    found = []
-    if score is not None:
-        graded = int(score not in (0.0, 1.0))
-        found.append((SCORES, ScoreAmounts(n=1, weight=weight, total=weight * score, graded=graded)))
-    if label is not None:
-        found.append((ALL_LABELS, ScoreAmounts(n=1, weight=weight)))
-        found.append((LABEL_PREFIX + label, ScoreAmounts(total=weight)))
-    return found
-
-
 def _session_rows(db: sqlite3.Connection, sessions: Iterable[str]) -> list[Any]:
-    """Return the feedback on sessions, once for each project that has decided on the session."""
-    rows = select_many(db, _OF_SESSIONS, sessions)
+    """Return the feedback on sessions. Feedback without a project appears once for each project that has decided on the
+    session.
+    """
+    found = select_many(db, _OF_SESSIONS, sessions)
+    own = [row for row in found if row[11] is not None]
+    rows = [row for row in found if row[11] is None]
     if not rows:
-        return []
+        return own
     projects = [project for (project,) in db.execute("SELECT DISTINCT project FROM rules")]
     places = {(project, row[9]): f"/{project}/{row[9]}" for row in rows for project in projects}
     stored = {row[0] for row in select_many(db, "SELECT target FROM decisions WHERE target IN (%s)", places.values())}
-    return [(*row[:11], project, row[12]) for row in rows for project in projects if places[project, row[9]] in stored]
+    decided = [(row, project) for row in rows for project in projects if places[project, row[9]] in stored]
+    return [*own, *((*row[:11], project, row[12]) for row, project in decided)]
 
 
 def list_addresses(row: Sequence[Any]) -> list[str]:
@@ -237,28 +181,67 @@ def _find_decision(
     return version, probability, live
 
 
+_ScoredOwner: TypeAlias = tuple[int | str, str, str]  # key of a trace or id of a session, project, rule
+_TRACE_VALUES = "SELECT DISTINCT t.id, {} FROM traces t {} WHERE t.id IN (%s)"
+# a session has the values of all its traces in the project
+_SESSION_VALUES = (
+    "SELECT DISTINCT t.session_id, {} FROM traces t INDEXED BY traces_by_session {} WHERE t.project = ?"
+    f" AND {VISIBLE_SQL.format('t')} AND t.session_id IN (%s)"
+)
+
+
 def _read_group_values(
     db: sqlite3.Connection, rows: Sequence[Sequence[Any]], groupings: Collection[Grouping]
-) -> dict[tuple[int | str, str], list[tuple[str, str]]]:
-    """Return fields and values of each trace, by trace and rule, for the groupings of the rule."""
-    by_field: dict[str, dict[int, list[str]]] = defaultdict(dict)
-    found: dict[tuple[int | str, str], list[tuple[str, str]]] = defaultdict(list)
-    for project, rule, by in groupings:
+) -> dict[_ScoredOwner, list[tuple[str, str]]]:
+    """Return fields and values of each trace or session, by owner, project and rule, for the groupings of the rule."""
+    owners: dict[tuple[str, str], tuple[set[int], set[str]]] = defaultdict(lambda: (set(), set()))
+    for row in rows:
+        traces, sessions = owners[row[11], row[0]]
+        if row[10] is not None:
+            traces.add(row[9])
+        else:
+            sessions.add(row[9])
+    found: dict[_ScoredOwner, list[tuple[str, str]]] = defaultdict(list)
+    by_field: dict[str, list[Grouping]] = defaultdict(list)
+    for grouping in groupings:
+        if grouping[:2] in owners:
+            by_field[grouping.field].append(grouping)
+    for by, of_field in by_field.items():
         if by == LIVE:
-            owners = {row[9] for row in rows if (row[11], row[0]) == (project, rule)}
-            for owner in owners:
-                found[owner, rule].append((LIVE, ""))
+            for project, rule, _ in of_field:
+                for of_kind in owners[project, rule]:
+                    for owner in of_kind:
+                        found[owner, project, rule].append((LIVE, ""))
             continue
-        for row in rows:
-            if (row[11], row[0]) == (project, rule) and row[10] is not None:
-                rules = by_field[by].setdefault(row[9], [])
-                if rule not in rules:
-                    rules.append(rule)
-    for by, traces in by_field.items():
-        value_sql, join, before = get_group_sql(by.removeprefix(_LIVE_PREFIX))
-        sql = f"SELECT DISTINCT t.id, {value_sql} FROM traces t {join} WHERE t.id IN (%s)"
-        for trace, value in select_many(db, sql, traces, before):
-            if value is not None:
-                for rule in traces[trace]:
-                    found[trace, rule].append((by, str(value)))
+        named = by.removeprefix(LIVE_PREFIX)
+        of_traces = read_trace_values(db, named, {trace for each in of_field for trace in owners[each[:2]][0]})
+        for project, rule, _ in of_field:
+            traces, sessions = owners[project, rule]
+            of_sessions = read_session_values(db, named, project, sessions)
+            for values, of_kind in ((of_traces, traces), (of_sessions, sessions)):
+                for owner in of_kind:
+                    found[owner, project, rule] += [(by, value) for value in values.get(owner, ())]
+    return found
+
+
+def read_trace_values(db: sqlite3.Connection, by: str, traces: Collection[int]) -> dict[int | str, list[str]]:
+    """Return the distinct values of a field by which sums can be grouped, by key of the trace."""
+    value_sql, join, before = get_group_sql(by)
+    return _list_values(select_many(db, _TRACE_VALUES.format(value_sql, join), traces, before))
+
+
+def read_session_values(
+    db: sqlite3.Connection, by: str, project: str, sessions: Collection[str]
+) -> dict[int | str, list[str]]:
+    """Return the distinct values of a field over all traces of each session of a project, by id of the session."""
+    value_sql, join, before = get_group_sql(by)
+    return _list_values(select_many(db, _SESSION_VALUES.format(value_sql, join), sessions, (*before, project)))
+
+
+def _list_values(rows: Iterable[Sequence[Any]]) -> dict[int | str, list[str]]:
+    """Return the values of each owner."""
+    found: dict[int | str, list[str]] = defaultdict(list)
+    for owner, value in rows:
+        if value is not None:
+            found[owner].append(str(value))
     return found

@@ -25,12 +25,12 @@ from typing import NamedTuple, TypeVar
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import JSON
+from spanwise.collector.stores.search_terms import iterate_leaves
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.search.searchable_text import (
     LEAF_SEPARATOR,
     MAX_TRACE_CHARACTERS,
     TextBuffer,
-    iterate_leaves,
     split_text,
 )
 from spanwise.collector.stores.table_rows import (

@@ -1,0 +1,330 @@
+"""Connection to a ClickHouse server, with the errors of the store; open database with its tables and clock."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import date
+from functools import lru_cache
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from spanwise.collector.errors import Closed, Refused, StoreError, TooSlow, Unavailable, require_extra
+from spanwise.collector.stores.clickhouse import schema
+
+with require_extra("clickhouse", __name__):
+    import clickhouse_connect
+    from clickhouse_connect.driver.client import Client
+    from clickhouse_connect.driver.exceptions import ClickHouseError
+    from clickhouse_connect.driver.httputil import get_pool_manager
+
+Row: TypeAlias = Sequence[Any]
+
+CONNECT_SECONDS, REQUEST_SECONDS = 5, 60
+MAX_CONNECTIONS = 32  # per process; further requests open connections that are closed afterwards
+RETRY_SECONDS = 2.0
+REPEAT_SECONDS = 0.2  # until an insert whose answer was lost is repeated
+
+# Codes of errors that pass: the server is overloaded, out of memory or disk, read-only, or waits for its replicas
+_TEMPORARY_CODES = frozenset(
+    (
+        *(3, 74, 75, 76, 159, 164, 173, 198, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 279, 285, 286),
+        *(298, 319, 369, 373, 394, 439, 473, 519, 574, 667, 999),
+    )
+)
+_TIMEOUT_CODES = frozenset((159, 160, 394, 307, 158))
+# Codes of errors that an operator must repair: unknown user or database, no permission
+_REFUSED_CODES = frozenset((81, 192, 193, 194, 195, 497, 516))
+# The server must not acknowledge an insert before it is stored, and must let a mutation select from another table
+_SETTINGS: Mapping[str, Any] = {
+    "async_insert": 0,
+    "insert_deduplicate": 1,
+    "allow_nondeterministic_mutations": 1,
+    "lightweight_deletes_sync": 2,
+    "mutations_sync": 2,
+    "max_execution_time": REQUEST_SECONDS - 5,
+    # A search for the beginning of a word reads the posting lists of up to this many words, else all texts
+    "text_index_like_max_postings_to_read": 100_000,
+}
+# In a cluster, an insert waits for a majority of the replicas, and a query for everything that was acknowledged
+_CLUSTER_SETTINGS: Mapping[str, Any] = {
+    "insert_quorum": "auto",
+    "insert_quorum_parallel": 0,
+    "select_sequential_consistency": 1,
+    "distributed_foreground_insert": 1,
+    "distributed_product_mode": "local",
+}
+
+
+_REASON = re.compile(r"\[Errno -?\d+\] [\w ]+|[Tt]imed out|Connection aborted|Name or service not known")
+# Without any handler, Python would print the warnings of the client, which the errors of the store repeat
+logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
+
+
+class Connection:
+    """Connection to one database on a server, for any number of threads, also after a fork.
+
+    The address is `clickhouse://user:password@host:port/database`. Parameters are `secure=1` for HTTPS, `ca_cert=PATH`,
+    and `cluster=NAME`. Nothing is sent before the first operation.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raise `Refused` for an invalid address. No error contains the password."""
+        address = urlsplit(url)
+        options = dict(parse_qsl(address.query))
+        self.cluster = options.pop("cluster", None)
+        self._secure = options.pop("secure", "0") not in ("0", "false", "")
+        self._ca_cert = options.pop("ca_cert", None)
+        try:
+            port = address.port or (8443 if self._secure else 8123)
+        except ValueError:
+            port = 0
+        if address.scheme != "clickhouse" or not address.hostname or options or not port:
+            shown = f"{address.scheme}://{address.hostname}{address.path}"
+            raise Refused(
+                f"invalid address {shown!r}; expected clickhouse://user:password@host:port/database, with the options"
+                " secure, ca_cert and cluster"
+            )
+        if self.cluster is not None and not self.cluster.replace("_", "").isalnum():
+            raise Refused(f"invalid cluster {self.cluster!r}; expected a name of letters, digits and underscores")
+        self.database = unquote(address.path.strip("/")) or "default"
+        self._host, self._port = address.hostname, port
+        self._user, self._password = unquote(address.username or "default"), unquote(address.password or "")
+        self.where = f"clickhouse://{self._user}@{self._host}:{port}/{self.database}"
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._owner = 0  # id of the process that opened `_client`
+        self._is_closed = False
+
+    def query(
+        self, sql: str, parameters: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Return the rows of a query. `{name:Type}` in the query is replaced by the parameter of that name.
+
+        Raise `Unavailable` if the server cannot answer now, and `TooSlow` if the query exceeds the server's limit of time.
+        """
+        try:
+            result = self._open().query(sql, parameters=dict(parameters or {}), settings=dict(settings or {}))
+        except ClickHouseError as error:
+            raise self._translate(error, is_query=True) from None
+        return list(map(tuple, result.result_rows))
+
+    def insert(self, table: str, columns: Mapping[str, Sequence[Any]], token: str | None = None) -> None:
+        """Insert columns of values, and return when they are durable. All rows are of one partition.
+
+        Repeating the insert with the same `token` stores nothing twice. Raise `Unavailable` if the server cannot store
+        now. The rows may be stored then nevertheless.
+        """
+        if not columns or not len(next(iter(columns.values()))):
+            return
+        types = schema.get_column_types(table)
+        arguments: dict[str, Any] = {
+            "column_names": list(columns),
+            "column_type_names": [types[name] for name in columns],
+            "column_oriented": True,
+            "settings": {"insert_deduplication_token": token} if token else {},
+        }
+        for attempt in (1, 2):
+            try:
+                self._open().insert(table, list(columns.values()), **arguments)
+                return
+            except ClickHouseError as error:
+                # the answer may have been lost after the server had stored the rows
+                if attempt == 2 or token is None or getattr(error, "code", None) is not None:
+                    raise self._translate(error) from None
+                time.sleep(REPEAT_SECONDS)
+
+    def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
+        """Execute a statement that returns no rows. Raise `Unavailable` as `query` does."""
+        try:
+            self._open().command(sql, parameters=dict(parameters or {}))
+        except ClickHouseError as error:
+            raise self._translate(error) from None
+
+    def close(self) -> None:
+        """Close the connections. Later operations raise `Closed`. Repeated calls do nothing."""
+        with self._lock:
+            client, self._client, self._is_closed = self._client, None, True
+        if client is not None and self._owner == os.getpid():
+            client.close()
+
+    def _open(self) -> Client:
+        """Return the client of this process. A child process must not use the sockets of its parent."""
+        with self._lock:
+            if self._is_closed:
+                raise Closed(f"the store at {self.where} is closed")
+            if self._client is None or self._owner != os.getpid():
+                self._client, self._owner = self._connect(), os.getpid()
+            return self._client
+
+    def _connect(self) -> Client:
+        settings = {**_SETTINGS, **(_CLUSTER_SETTINGS if self.cluster else {})}
+        return clickhouse_connect.get_client(
+            host=self._host,
+            port=self._port,
+            username=self._user,
+            password=self._password,
+            database=self.database,
+            secure=self._secure,
+            ca_cert=self._ca_cert,
+            connect_timeout=CONNECT_SECONDS,
+            send_receive_timeout=REQUEST_SECONDS,
+            compress="lz4" if self._host not in ("localhost", "127.0.0.1", "::1") else False,
+            autogenerate_session_id=False,
+            autogenerate_query_id=False,
+            settings=settings,
+            pool_mgr=get_pool_manager(ca_cert=self._ca_cert, maxsize=MAX_CONNECTIONS, num_pools=1),
+        )
+
+    def _translate(self, error: ClickHouseError, *, is_query: bool = False) -> StoreError:
+        """Return the error of the store for an error of the client, without the password."""
+        code = getattr(error, "code", None)
+        first_line = str(error).partition("\n")[0]
+        text = (first_line.replace(self._password, "***") if self._password else first_line)[:500]
+        if code is None:
+            reason = found[0] if (found := _REASON.search(str(error))) else type(error).__name__
+            return Unavailable(f"ClickHouse at {self.where} cannot be reached: {reason}", RETRY_SECONDS)
+        if is_query and code in _TIMEOUT_CODES:
+            return TooSlow(f"the query took longer than {REQUEST_SECONDS - 5} s; narrow it, for example by time")
+        if code in _TEMPORARY_CODES:
+            return Unavailable(f"ClickHouse at {self.where} cannot do this now: {text}", RETRY_SECONDS)
+        if code in _REFUSED_CODES:
+            return Refused(f"ClickHouse at {self.where} refuses: {text}")
+        return StoreError(f"ClickHouse at {self.where} failed: {text}")
+
+
+# Open database.
+
+DAY_NS = 86_400 * 10**9
+MAX_DAY = 65_000  # in the year 2147; a later start has this day
+# Rate at which the clock continues without the server. It is slower than any clock, so that the server's time is higher
+# again soon after it was set back, and clocks of several collectors do not diverge
+_SLOWED = 0.999
+# Without permission to read the running inserts, readers of the feed wait for as long as an insert may take
+_SETTLE_NS = 2_000_000_000
+_UNKNOWN_TABLE = "(UNKNOWN_TABLE)"
+
+
+class Database(Connection):
+    """Connection to a database with the tables of this version. Its time is that of the server, in nanoseconds.
+
+    The time never goes back in one process, even if the server's clock does.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Connect, and create missing tables. Raise `Refused` for a database of a newer version, or if the database does
+        not exist.
+        """
+        super().__init__(url)
+        self._clock = threading.Lock()
+        self._time, self._measured = 0, time.monotonic_ns()
+        self._can_read_processes = True
+        facts = self._prepare_tables()
+        self.identity = min(value for name, value in facts if name == "identity")
+        self.created_ns = min(int(value) for name, value in facts if name == "created_ns")
+        last = "SELECT max(change) FROM traces UNION ALL SELECT max(number) FROM feedback UNION ALL SELECT max(number) FROM open_runs"
+        self._advance(max(row[0] for row in self.query(last)))
+
+    def _prepare_tables(self) -> list[tuple[str, str]]:
+        """Create the tables unless they exist, and return the rows of `database_facts`. Processes may do so at once."""
+        try:
+            facts = self._read_facts()
+        except StoreError as error:
+            if _UNKNOWN_TABLE not in str(error):
+                raise
+            facts = []
+        versions = [int(value) for name, value in facts if name == "schema_version"]
+        if max(versions, default=0) > schema.SCHEMA_VERSION:
+            raise Refused(
+                f"the database at {self.where} has version {max(versions)} of the tables, this Spanwise knows"
+                f" {schema.SCHEMA_VERSION}; upgrade Spanwise"
+            )
+        if schema.SCHEMA_VERSION not in versions:
+            for statement in schema.create_statements(self.cluster):
+                self.command(statement)
+            values = [str(schema.SCHEMA_VERSION), secrets.token_hex(8), str(self.now())]
+            self.insert("database_facts", {"name": ["schema_version", "identity", "created_ns"], "value": values})
+            facts = self._read_facts()
+        return facts
+
+    def _read_facts(self) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in self.query("SELECT name, value FROM database_facts")]
+
+    def now(self) -> int:
+        """Return the time of the server. What was inserted before the call was visible before this time."""
+        [(now,)] = self.query("SELECT toUnixTimestamp64Nano(now64(9))")
+        return self._advance(now)
+
+    def floor(self) -> int:
+        """Return a time that has passed, without asking the server: the lowest number for the next insert."""
+        return self._advance(0)
+
+    def horizon(self) -> int:
+        """Return the position in the change feed up to which no further change can appear.
+
+        The server assigns the position of a change while it executes the insert. An insert that is being executed has a
+        position after its start, so the horizon is the start of the earliest running insert, or the present time.
+        """
+        processes = f"clusterAllReplicas({self.cluster}, system.processes)" if self.cluster else "system.processes"
+        # The time is a constant of the query's plan, so that it precedes the reading of the processes
+        sql = (
+            "SELECT toUnixTimestamp64Nano(now64(9)), toInt64(maxIf(elapsed, query_kind = 'Insert'"
+            f" AND current_database = currentDatabase()) * 1e9) FROM {processes}"
+        )
+        if self._can_read_processes:
+            try:
+                [(now, elapsed)] = self.query(sql)
+            except Refused:
+                self._can_read_processes = False
+            else:
+                # 10 ms: the start is computed from two measurements
+                now = self._advance(now)
+                return now - elapsed - 10_000_000 if elapsed else now
+        return self.now() - _SETTLE_NS
+
+    def _advance(self, server_ns: int) -> int:
+        with self._clock:
+            measured = time.monotonic_ns()
+            self._time = max(server_ns, self._time + int((measured - self._measured) * _SLOWED))
+            self._measured = measured
+            return self._time
+
+    def count_bytes(self) -> int:
+        """Return the bytes on disk of all tables."""
+        parts = f"clusterAllReplicas({self.cluster}, system.parts)" if self.cluster else "system.parts"
+        [(count,)] = self.query(f"SELECT sum(bytes_on_disk) FROM {parts} WHERE active AND database = currentDatabase()")
+        return int(count)
+
+    def optimize(self, table: str) -> None:
+        """Merge all parts of each partition of a table."""
+        target = schema.get_mutation_target(table, self.cluster)
+        name, _, cluster = target.partition(" ")
+        self.command(f"OPTIMIZE TABLE {name} {cluster} FINAL")
+
+    def insert_by_month(self, table: str, columns: Mapping[str, Sequence[Any]], token: str | None = None) -> None:
+        """Insert rows with a column `day`, partition by partition: one insert may have at most 100 partitions."""
+        months = list(map(get_month, columns["day"]))
+        if len(distinct := set(months)) <= 1:
+            self.insert(table, columns, token)
+            return
+        for month in sorted(distinct):
+            chosen = [at for at, other in enumerate(months) if other == month]
+            rows = {name: [values[at] for at in chosen] for name, values in columns.items()}
+            self.insert(table, rows, token and f"{token}-{month}")
+
+
+def get_day(start_ns: int) -> int:
+    """Return the day of a time, as a value of the column `day`: days since 1970."""
+    return max(0, min(start_ns // DAY_NS, MAX_DAY))
+
+
+@lru_cache(maxsize=4096)
+def get_month(day: int) -> int:
+    """Return the month of a day, as the partition key has it."""
+    found = date.fromordinal(day + date(1970, 1, 1).toordinal())
+    return 100 * found.year + found.month
