@@ -77,14 +77,18 @@ def save(control: Any, *rules: Rule) -> None:
     control.save_rules(list(rules), None, False, 0)
 
 
-def decide(control: Any, *targets: Target, name: str = "r", project: str = "default") -> list[bool]:
+def decision_batch(
+    *targets: Target, name: str = "r", project: str = "default", after: str | None = None, upto: str = "1"
+) -> DecisionBatch:
     rows = [
         Decision(rule=name, version="1", project=project, verdict="waiting", target=target, change=1, runs_change=1)
         for target in targets
     ]
-    return control.record_decisions(
-        [DecisionBatch(project=project, rule=name, version="1", after=None, upto="1", rows=rows)]
-    )
+    return DecisionBatch(project=project, rule=name, version="1", after=after, upto=upto, rows=rows)
+
+
+def decide(control: Any, *targets: Target, name: str = "r", project: str = "default") -> list[bool]:
+    return control.record_decisions([decision_batch(*targets, name=name, project=project)])
 
 
 def use_everywhere(control: Any, text: str) -> list[Any]:
