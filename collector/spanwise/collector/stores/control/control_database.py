@@ -35,8 +35,8 @@ T = TypeVar("T")
 class WriteConnection(Connection, Protocol):
     """Connection within a transaction that may write.
 
-    The sums of scores depend on decisions. A backend that stores these sums is told by the last methods what changes;
-    for others, they do nothing.
+    The sums of scores depend on decisions. The last methods record what changes for a backend that
+    stores these sums; for others, they do nothing.
     """
 
     def lock(self, kind: str, *names: str) -> None:
