@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -138,7 +139,9 @@ class LazyCommands(Mapping[str, Any]):
             parent.add_typer(found, name=name)
         else:
             parent.command(name, cls=getattr(imported, "Command", None))(found)
-        return typer.main.get_group(parent).commands[name]
+        command = typer.main.get_group(parent).commands[name]
+        _add_control_options(command)
+        return command
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the command. A `KeyError` in its module is raised: it does not mean that there is no such command."""
@@ -152,6 +155,43 @@ class LazyCommands(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._table)
+
+
+def _add_control_options(command: Any) -> None:
+    """Add the option `--control` to a command, or to the commands of a group, whose `--store` accepts a cluster.
+
+    The option sets SPANWISE_CONTROL, from which `connect` takes the location of the control records.
+    """
+    for member in getattr(command, "commands", {}).values():
+        _add_control_options(member)
+    stores = [parameter for parameter in command.params if "--store" in parameter.opts]
+    if any("clickhouse://" in (parameter.help or "") for parameter in stores):
+        command.params += [parameter for parameter in _control_command().params if "--control" in parameter.opts]
+
+
+def _control_command() -> Any:
+    """Return a command that has only the option `--control`, because Typer makes options only from functions."""
+    from spanwise.cli.command_io import CONTROL_HELP
+
+    def set_control(context: typer.Context, url: str | None) -> None:
+        if url is not None:
+            before, os.environ["SPANWISE_CONTROL"] = os.environ.get("SPANWISE_CONTROL"), url
+            context.call_on_close(lambda: _restore_control(before))
+
+    option = typer.Option(None, "--control", help=CONTROL_HELP, metavar="URL", callback=set_control, expose_value=False)
+
+    def command(control: str | None = option) -> None:
+        """Do nothing."""
+
+    parent = typer.Typer(add_completion=False)
+    parent.command()(command)
+    return typer.main.get_command(parent)
+
+
+def _restore_control(before: str | None) -> None:
+    os.environ.pop("SPANWISE_CONTROL", None)
+    if before is not None:
+        os.environ["SPANWISE_CONTROL"] = before
 
 
 app = typer.Typer(

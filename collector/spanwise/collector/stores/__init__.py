@@ -8,6 +8,8 @@ Modules, in the order in which data flows:
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules, decisions,
   audit trail.
+- `cluster_store`: Cluster store: traces in ClickHouse and control records in PostgreSQL, shared by any number of
+  processes.
 - `trace_assembly`: Assembly of traces: amendments merged into runs, the tree of runs, derived inputs and outputs of
   the root.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING
 from spanwise.tracer.module_loading import lazy
 
 if TYPE_CHECKING:
+    from spanwise.collector.stores.cluster_store import ClusterStore, open_backends
     from spanwise.collector.stores.combined_store import CombinedStore
     from spanwise.collector.stores.experiment_statistics import (
         HistoryPoint,
@@ -86,12 +89,14 @@ else:
         stored_comparison="Change ComparisonOptions Slice StoredComparison Flip KindRobustness compare_perturbations measure_robustness",
         trace_assembly="RunNode derived_fields make_branch walk_tree",
         combined_store="CombinedStore",
+        cluster_store="ClusterStore open_backends",
     )
 
 __all__ = [
     "GRAIN_NS",
     "VERSION_FIELDS",
     "Change",
+    "ClusterStore",
     "CombinedStore",
     "ComparisonOptions",
     "ControlStore",
@@ -133,6 +138,7 @@ __all__ = [
     "make_branch",
     "make_version_condition",
     "measure_robustness",
+    "open_backends",
     "read_run_examples",
     "summarize_rule",
     "walk_tree",

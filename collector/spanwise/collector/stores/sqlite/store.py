@@ -495,6 +495,8 @@ class SQLiteStore(_Store):
     Spanwise, or not a Spanwise file.
     """
 
+    is_exclusive = True  # one process at a time has the file open for writing
+
     def __init__(self, path: str | Path) -> None:
         self._over(DatabaseFile(path))
         self._behind = BackgroundWorker(self._file, self.prune_by_rules)

@@ -1,0 +1,173 @@
+"""Cluster store: traces in ClickHouse and control records in PostgreSQL, shared by any number of processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from spanwise.collector.address_parsing import expand_environment, hide_password, remove_secrets
+from spanwise.collector.errors import Refused, StoreError, Unavailable
+from spanwise.collector.stores.backends import ControlBackend, TraceBackend
+from spanwise.collector.stores.combined_store import CombinedStore
+
+if TYPE_CHECKING:
+    from spanwise.collector.stores.sqlite import DatabaseFile
+
+MAINTENANCE_LEASE = "maintenance"  # name of the lease; one collector at a time deletes what retention rules expire
+MAINTENANCE_INTERVAL_S = 3600.0
+RETRY_S = 60.0  # seconds until maintenance that the store did not allow is tried again
+CLICKHOUSE, POSTGRESQL = "clickhouse", ("postgresql", "postgres")  # schemes of URLs
+_log = logging.getLogger("spanwise.collector")
+
+
+class ClusterStore(CombinedStore):
+    """Store whose backends are separate databases. Collectors and monitors on any number of machines share it.
+
+    Implements `spanwise.collector.stores.Store` and `LocalStore`. With `file`, the control records are in that SQLite
+    file, so that only this process can use the store.
+    """
+
+    def __init__(self, traces: TraceBackend, control: ControlBackend, file: DatabaseFile | None = None) -> None:
+        super().__init__(traces, control)
+        self._file = file
+        self._maintenance: _Maintenance | None = None
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Return whether only this process can use the store."""
+        return self._file is not None
+
+    def shared_secret(self) -> bytes | None:
+        """Return a random secret that all processes with this store share, for browser sessions; None if the store is
+        exclusive.
+        """
+        return None if self.is_exclusive else cast(Any, self._control).shared_secret()
+
+    def announce(self, url: str | None) -> None:
+        """Publish the URL of this collector, and start hourly maintenance; None withdraws it and stops maintenance."""
+        if self._file is not None:
+            self._file.announce(url)
+        if self._maintenance is not None:
+            self._maintenance.stop()
+        self._maintenance = _Maintenance(self) if url is not None else None
+
+    def health(self) -> Mapping[str, float]:
+        """Return metrics of both backends by name. `writable` is 0 while nothing can be stored."""
+        control = getattr(self._control, "health", None)
+        of_control = {f"control_{name}": value for name, value in control().items()} if control is not None else {}
+        of_traces: Mapping[str, float] = cast(Any, self._traces).health()
+        return {**of_traces, **of_control, "writable": int(self.trouble() is None)}
+
+    def trouble(self) -> str | None:
+        """Return the reason why nothing can be stored now, without addresses; None if writing works."""
+        reason: str | None = cast(Any, self._traces).trouble()
+        control = self._file.trouble if self._file is not None else getattr(self._control, "trouble", None)
+        return reason if reason is not None or control is None else control()
+
+    def close(self) -> None:
+        """Write queued jobs, then close both backends. Repeated calls do nothing."""
+        if self._maintenance is not None:
+            self._maintenance.stop()
+            self._maintenance = None
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"ClusterStore({self.where!r})"
+
+
+class _Maintenance:
+    """Thread of a collector that applies the retention rules once an hour, on one collector at a time."""
+
+    def __init__(self, store: ClusterStore) -> None:
+        self._store = store
+        self._holder = f"{socket.gethostname()}/{os.getpid()}/maintenance/{secrets.token_hex(4)}"
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spanwise-maintenance", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause = RETRY_S  # not at the start: collectors that restart repeatedly must not delete each time
+        while not self._stopped.wait(pause):
+            try:
+                # the lease is kept for the interval, so that the collectors together do this once an hour
+                leased = self._store.acquire(MAINTENANCE_LEASE, self._holder, MAINTENANCE_INTERVAL_S)  # type: ignore[attr-defined]
+                pause = RETRY_S
+                if leased is not None:
+                    self._store.prune_by_rules()
+                    pause = MAINTENANCE_INTERVAL_S
+            except Exception as error:  # the thread must survive whatever a database answers
+                if not isinstance(error, Unavailable):
+                    _log.warning("the retention rules could not be applied: %s", error)
+                pause = RETRY_S
+
+
+def open_backends(traces: str, control: str) -> ClusterStore:
+    """Open both backends by URL or path, and return the store made of them.
+
+    `control` is the URL of a PostgreSQL database, or the path of a SQLite file, which one process can use at a time.
+    `traces` is the URL of a ClickHouse database, or, for tests, the path of a SQLite file. `${NAME}` in a URL stands
+    for an environment variable. Raises `Refused` or `Unavailable`, without passwords.
+    """
+    trace_backend = _without_secrets(traces, _open_traces)
+    try:
+        control_backend, file = _without_secrets(control, _open_control)
+    except BaseException:
+        trace_backend.close()
+        raise
+    return ClusterStore(trace_backend, control_backend, file)
+
+
+T = TypeVar("T")
+
+
+def _without_secrets(url: str, open_backend: Callable[[str], T]) -> T:
+    """Open a backend. Errors mention neither the password nor the address that contains it."""
+    expanded = expand_environment(url)
+    try:
+        return open_backend(expanded)
+    except StoreError as error:
+        text = remove_secrets(str(error), expanded)
+        if text == str(error):
+            raise
+        raise Unavailable(text, error.retry_after) if isinstance(error, Unavailable) else Refused(text) from None
+    except ModuleNotFoundError as error:  # the extra of the engine is not installed; the message says so
+        raise Refused(str(error)) from None
+
+
+def _open_traces(url: str) -> TraceBackend:
+    scheme, divided, _ = url.partition("://")
+    if scheme == CLICKHOUSE:
+        from spanwise.collector.stores.clickhouse import ClickHouseTraces
+
+        return ClickHouseTraces(url)
+    if divided:
+        raise Refused(f"{hide_password(url)!r} is no trace store; expected clickhouse://…")
+    from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteTraces
+
+    return cast(TraceBackend, SQLiteTraces(DatabaseFile(url)))
+
+
+def _open_control(url: str) -> tuple[ControlBackend, DatabaseFile | None]:
+    scheme, divided, _ = url.partition("://")
+    if scheme in POSTGRESQL:
+        from spanwise.collector.stores.postgres import PostgresControl
+
+        return PostgresControl(url), None
+    if divided:
+        raise Refused(
+            f"{hide_password(url)!r} is no control store; expected postgresql://… or, for one machine, the path of a"
+            " SQLite file"
+        )
+    from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl
+
+    file = DatabaseFile(url)
+    return SQLiteControl(file), file
