@@ -84,7 +84,7 @@ def test_a_test_is_queued_for_the_targets(file):
 def test_an_unknown_alert_is_refused_with_a_remedy(file):
     answer = CliRunner().invoke(app, ["alerts", "show", "none", "--store", str(file)])
     assert answer.exit_code != 0
-    assert "there is no alert 'none'; `spanwise alerts list` shows them" in answer.output + str(answer.exception)
+    assert "there is no alert 'none'; the alerts are: " in answer.output + str(answer.exception)
 
 
 @pytest.mark.process

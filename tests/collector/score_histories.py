@@ -11,10 +11,10 @@ import pytest
 from collector.making import run
 from spanwise.collector.records import Claim, ClaimResult, Decision, DecisionBatch, Feedback, Rule, ScoreSums, Target
 from spanwise.collector.statistics import SampledMean, estimate_sums
-from spanwise.collector.stores import summarize_rule
+from spanwise.collector.stores import summarize_rule, weighted_sums
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.score_sums import sum_queries, window_sums
-from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery
+from spanwise.collector.stores.weighted_sums import SumsQuery
 
 HOUR, GRAIN = 3_600_000_000_000, 150_000_000_000
 FROM, UNTIL = 240 * HOUR, 312 * HOUR  # three whole days
@@ -238,6 +238,8 @@ def compare(store: SQLiteStore) -> int:
                 with store._file.read() as reader:
                     from_rows = window_sums.sum_rows(reader.db, query)
                 _compare_sums(sum_queries.read_sums(store._file, query), from_rows)
+                # as a store of two engines computes them
+                _compare_sums(weighted_sums.sum_scores(store._traces, store._control, query), from_rows)
     return count
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -19,8 +20,9 @@ from collector.score_histories import FROM, UNTIL, History, compare
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Experiment, Feedback, Target
-from spanwise.collector.stores import estimate_over_time, summarize_rule
-from spanwise.collector.stores.sqlite import SQLiteStore, open_snapshot
+from spanwise.collector.stores import CombinedStore, estimate_over_time, summarize_rule
+from spanwise.collector.stores.sqlite import SQLiteStore, SQLiteTraces, open_snapshot
+from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.maintenance.backup_and_recovery import recover
 from spanwise.collector.stores.sqlite.score_sums import background_sums, sum_queries, sum_tables
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping
@@ -111,6 +113,28 @@ def test_aggregates_have_the_same_weighted_means_from_sums_and_from_traces(score
             wanted = None if value is None else pytest.approx(value, rel=1e-6)
             assert getattr(stats, name) == wanted, (name, place)
         assert stats.shares.keys() == from_traces[place].shares.keys()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("bucket_ns", [None, HOUR])
+@pytest.mark.parametrize("group_by", [None, "tag", "name"])
+def test_a_store_of_two_backends_weighs_the_same_means(scored, bucket_ns, group_by):
+    two_backends = CombinedStore(SQLiteTraces(scored._file), SQLiteControl(scored._file))
+    window = {"since_ns": FROM, "until_ns": UNTIL, "bucket_ns": bucket_ns, "group_by": group_by}
+    for project in ("default", "other"):
+        expected = scored.aggregate(project=project, **window)
+        found = two_backends.aggregate(project=project, **window)
+        assert any(stats.effective for bucket in expected for stats in bucket.feedback)
+        assert [replace(one, feedback=()) for one in found] == [replace(one, feedback=()) for one in expected]
+        for bucket, wanted in zip(found, expected, strict=True):
+            for stats, other in zip(bucket.feedback, wanted.feedback, strict=True):
+                for name in ("mean", "low", "high", "effective", "unweighted"):
+                    value = getattr(other, name)
+                    assert getattr(stats, name) == (None if value is None else pytest.approx(value, rel=1e-6)), name
+                assert stats.shares.keys() == other.shares.keys()
+                for label, share in other.shares.items():
+                    values = zip(stats.shares[label], share, strict=True)
+                    assert all(a == b or a == pytest.approx(b, rel=1e-6) for a, b in values)
 
 
 def test_an_aggregate_has_the_mean_of_the_summary(store):

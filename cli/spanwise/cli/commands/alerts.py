@@ -10,18 +10,21 @@ import typer
 
 from spanwise.cli.command_io import JsonOption, StoreOption, emit, error_console, open_store, print_line, print_table
 from spanwise.collector.alerts import (
+    GroupsByAlert,
     check_alert,
     describe_condition,
     describe_quantity,
     describe_status,
+    find_alert,
     format_duration,
     format_time,
     format_value,
+    get_groups,
+    read_groups,
 )
-from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.errors import Refused
 from spanwise.collector.filters import parse_duration
 from spanwise.collector.records import Alert, AlertCheck, AlertGroup
-from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import escape_line
 
 app = typer.Typer(
@@ -53,7 +56,7 @@ def list_(project: OfProject = None, at: StoreOption = None, as_json: JsonOption
     Example: `spanwise alerts list`
     """
     with open_store(at) as store:
-        alerts, groups = store.alerts(project=project), store.alert_groups(project=project)
+        alerts, groups = store.alerts(project=project), read_groups(store, project=project)
     if as_json:
         emit(_alert_to_dict(alert, groups) for alert in alerts)
     elif alerts:
@@ -69,8 +72,8 @@ def show(name: Name, project: Project = None, at: StoreOption = None, as_json: J
     Example: `spanwise alerts show grounded`
     """
     with open_store(at) as store:
-        alert = _find_alert(store, name, project)
-        groups = store.alert_groups(alert.name, project=alert.project)
+        alert = find_alert(store, name, project)
+        groups = read_groups(store, alert.name, project=alert.project)
         events = store.alert_events(alert=alert.name, project=alert.project, limit=20).items
         sent = store.notifications(alert=alert.name, project=alert.project, limit=20).items
     if as_json:
@@ -86,7 +89,7 @@ def show(name: Name, project: Project = None, at: StoreOption = None, as_json: J
             ]
         )
         return
-    for line in _describe_alert(alert, groups):
+    for line in _describe_alert(alert, get_groups(groups, alert)):
         print_line(line)
     for event in events:
         group = f" [{event.group}]" if event.group is not None else ""
@@ -139,7 +142,7 @@ def send_test(name: Name, project: Project = None, at: StoreOption = None) -> No
     Example: `spanwise alerts test grounded`
     """
     with open_store(at) as store:
-        alert = _find_alert(store, name, project)
+        alert = find_alert(store, name, project)
         store.test_alert(alert.name, project=alert.project)
     print_line(escape_line(f"queued a test for {', '.join(alert.to)}; `spanwise alerts show {name}` shows failures"))
 
@@ -151,7 +154,7 @@ def ack(name: Name, group: Group = None, project: Project = None, at: StoreOptio
     Example: `spanwise alerts ack grounded`
     """
     with open_store(at) as store:
-        alert = _find_alert(store, name, project)
+        alert = find_alert(store, name, project)
         for one in store.acknowledge_alert(alert.name, project=alert.project, group=group):
             print_line(escape_line(f"acknowledged: {describe_status(alert, one, one.status)}"))
 
@@ -166,37 +169,23 @@ def snooze(
     """
     until_ns = None if duration is None else time.time_ns() + parse_duration(duration)
     with open_store(at) as store:
-        alert = _find_alert(store, name, project)
+        alert = find_alert(store, name, project)
         store.snooze_alert(alert.name, project=alert.project, group=group, until_ns=until_ns)
     until = "no longer snoozed" if until_ns is None else f"snoozed until {format_time(until_ns)}"
     print_line(escape_line(f"{name} is {until}"))
 
 
-def _find_alert(store: Store, name: str, project: str | None) -> Alert:
-    """Return the alert of this name. Raises `NotFound`, and `Refused` if several projects have one."""
-    matching = [alert for alert in store.alerts(project=project) if alert.name == name]
-    if not matching:
-        raise NotFound(f"there is no alert {name!r}; `spanwise alerts list` shows them")
-    if len(matching) > 1:
-        projects = ", ".join(alert.project for alert in matching)
-        raise Refused(f"alerts named {name!r} are in several projects ({projects}); choose one with --project")
-    return matching[0]
-
-
-def _alert_to_dict(alert: Alert, groups: Iterable[AlertGroup]) -> Mapping[str, Any]:
+def _alert_to_dict(alert: Alert, groups: GroupsByAlert) -> Mapping[str, Any]:
     import msgspec
 
-    own = [group for group in groups if (group.project, group.alert) == (alert.project, alert.name)]
+    own = groups.get((alert.project, alert.name), ())
     return {**msgspec.to_builtins(alert), "groups": msgspec.to_builtins(own)}
 
 
-def _list_rows(alerts: Iterable[Alert], groups: Iterable[AlertGroup]) -> Iterator[tuple[str, ...]]:
-    by_alert: dict[tuple[str, str], list[AlertGroup]] = {}
-    for group in groups:
-        by_alert.setdefault((group.project, group.alert), []).append(group)
+def _list_rows(alerts: Iterable[Alert], groups: GroupsByAlert) -> Iterator[tuple[str, ...]]:
     for alert in alerts:
         condition = f"{describe_quantity(alert)} {describe_condition(alert)}"
-        for group in by_alert.get((alert.project, alert.name), [AlertGroup(project=alert.project, alert=alert.name)]):
+        for group in get_groups(groups, alert):
             numbers = group.numbers
             name = alert.name if group.group is None else f"{alert.name} [{group.group}]"
             value = "" if numbers.value is None else format_value(alert, numbers.value)

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from spanwise.cli.mcp.tool_results import limit_rows, make_result, shorten_name, untrusted_text
 from spanwise.collector import alerts, formatting
-from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.errors import Refused
 from spanwise.collector.filters import parse_duration
-from spanwise.collector.records import Alert, AlertGroup
+from spanwise.collector.records import Alert
 from spanwise.collector.stores import Store
 
 AlertName = Annotated[str, Field(description="Name of the alert, as `list_alerts` shows it.")]
@@ -23,18 +23,18 @@ Group = Annotated[str | None, Field(description="Only this group of the alert.")
 
 def list_alerts(store: Store, project: Project = None) -> dict[str, Any]:
     """List the alerts on live traffic with the status, estimate and bound of each group."""
-    groups = store.alert_groups(project=project)
+    groups = alerts.read_groups(store, project=project)
     rows = [row for alert in store.alerts(project=project) for row in _alert_rows(alert, groups)]
     return make_result(alerts=limit_rows(rows))
 
 
 def show_alert(store: Store, alert: AlertName, project: Project = None) -> dict[str, Any]:
     """Show one alert: the state of its groups, its changes of status, and notifications that failed."""
-    found = _find_alert(store, alert, project)
+    found = alerts.find_alert(store, alert, project)
     events = store.alert_events(alert=found.name, project=found.project, limit=50).items
     sent = store.notifications(alert=found.name, project=found.project, limit=20).items
     return make_result(
-        alerts=limit_rows(_alert_rows(found, store.alert_groups(found.name, project=found.project))),
+        alerts=limit_rows(_alert_rows(found, alerts.read_groups(store, found.name, project=found.project))),
         events=limit_rows(
             {
                 "at": formatting.utc(event.at_ns),
@@ -66,7 +66,7 @@ def check_alert(
     days: Annotated[float, Field(ge=1, le=90, description="Days of past traffic.")] = 30,
 ) -> dict[str, Any]:
     """Run an alert over past traffic: when it would have fired, and how long it had no data. Nothing is stored."""
-    found = _find_alert(store, alert, project)
+    found = alerts.find_alert(store, alert, project)
     if threshold is not None:
         name = next((name for name in ("below", "above", "drop") if getattr(found, name) is not None), None)
         if name is None:
@@ -95,7 +95,7 @@ def check_alert(
 
 def acknowledge_alert(store: Store, alert: AlertName, project: Project = None, group: Group = None) -> dict[str, Any]:
     """Acknowledge a firing alert, so that it is not notified again until its status changes."""
-    found = _find_alert(store, alert, project)
+    found = alerts.find_alert(store, alert, project)
     groups = store.acknowledge_alert(found.name, project=found.project, group=group)
     return make_result(acknowledged=len(groups))
 
@@ -108,7 +108,7 @@ def snooze_alert(
     group: Group = None,
 ) -> dict[str, Any]:
     """Send no notifications of an alert for a time. What still fires then is notified."""
-    found = _find_alert(store, alert, project)
+    found = alerts.find_alert(store, alert, project)
     until_ns = None if duration is None else time.time_ns() + parse_duration(duration)
     store.snooze_alert(found.name, project=found.project, group=group, until_ns=until_ns)
     return make_result(snoozed_until=None if until_ns is None else formatting.utc(until_ns))
@@ -116,7 +116,7 @@ def snooze_alert(
 
 def send_test_alert(store: Store, alert: AlertName, project: Project = None) -> dict[str, Any]:
     """Send a notification that says it is a test to the targets of an alert."""
-    found = _find_alert(store, alert, project)
+    found = alerts.find_alert(store, alert, project)
     store.test_alert(found.name, project=found.project)
     return make_result(targets=[shorten_name(target) for target in found.to])
 
@@ -125,18 +125,8 @@ ALERT_TOOLS = (list_alerts, show_alert, check_alert)
 ALERT_WRITE_TOOLS = (acknowledge_alert, snooze_alert, send_test_alert)
 
 
-def _find_alert(store: Store, name: str, project: str | None) -> Alert:
-    matching = [alert for alert in store.alerts(project=project) if alert.name == name]
-    if not matching:
-        raise NotFound(f"there is no alert {name!r}; `list_alerts` shows them")
-    if len(matching) > 1:
-        raise Refused(f"several projects have an alert {name!r}: {', '.join(alert.project for alert in matching)}")
-    return matching[0]
-
-
-def _alert_rows(alert: Alert, groups: list[AlertGroup]) -> Iterator[dict[str, Any]]:
-    own = [group for group in groups if (group.project, group.alert) == (alert.project, alert.name)]
-    for group in own or [AlertGroup(project=alert.project, alert=alert.name)]:
+def _alert_rows(alert: Alert, groups: alerts.GroupsByAlert) -> Iterator[dict[str, Any]]:
+    for group in alerts.get_groups(groups, alert):
         numbers = group.numbers
         yield {
             "status": group.status,

@@ -8,6 +8,7 @@ The definitions are validated in `spanwise.collector.alert_policy`; the statisti
 - `operational_measures`: Operational measures of alerts, read from the state of rules and of the store.
 - `status_changes`: Status changes of an alert: next state of each group, history events, notifications.
 - `moving_traces`: Traces that moved the estimate of an alert most.
+- `stored_alerts`: Lookup of stored alerts: by name, and with the states of their groups.
 - `alert_check`: Check of an alert: run it over past traffic, and say when it would have fired.
 """
 
@@ -23,21 +24,27 @@ from spanwise.collector.alerts.status_changes import (
     format_value,
     make_notification,
 )
+from spanwise.collector.alerts.stored_alerts import STATUS_ORDER, GroupsByAlert, find_alert, get_groups, read_groups
 
 __all__ = [
     "ALERT_LEASE",
     "CHECKED_DAYS",
     "OPERATIONAL_MEASURES",
+    "STATUS_ORDER",
     "AlertRunner",
+    "GroupsByAlert",
     "assign_alert_version",
     "check_alert",
     "describe_condition",
     "describe_quantity",
     "describe_status",
+    "find_alert",
     "format_duration",
     "format_time",
     "format_value",
+    "get_groups",
     "is_operational",
     "make_notification",
+    "read_groups",
     "validate_alert",
 ]

@@ -13,23 +13,22 @@ from spanwise.collector import alerts as alert_texts
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import parse_duration
 from spanwise.collector.pages.components import rendering
-from spanwise.collector.records import Alert, AlertGroup
 from spanwise.collector.stores import Store
 
 EVENTS_PER_PAGE = 50
 ACTIONS = ("acknowledge", "snooze", "wake", "pause", "resume", "test", "delete")
 SNOOZE_DURATIONS: Mapping[str, str] = {"1h": "1 hour", "4h": "4 hours", "1d": "1 day", "7d": "7 days"}
-# Groups that need attention come first
-_STATUS_ORDER = {"firing": 0, "no data": 1, "resolved": 2, "ok": 3}
 
 
 def alerts(store: Store, request: Request) -> Response:
     """Render the alert list: `GET /alerts?project=`. Firing groups come first."""
     project = request.query_params.get("project") or None
     found = store.alerts(project=project)
-    groups = _groups_by_alert(store, project)
-    rows = [(alert, group) for alert in found for group in groups.get(_key(alert)) or [_unseen(alert)]]
-    rows.sort(key=lambda row: (_STATUS_ORDER[row[1].status], row[0].project, row[0].name, row[1].group or ""))
+    groups = alert_texts.read_groups(store, project=project)
+    rows = [(alert, group) for alert in found for group in alert_texts.get_groups(groups, alert)]
+    rows.sort(
+        key=lambda row: (alert_texts.STATUS_ORDER.index(row[1].status), row[0].project, row[0].name, row[1].group or "")
+    )
     return rendering.render_page(
         request,
         "alerts.html",
@@ -45,15 +44,13 @@ def alert(store: Store, request: Request) -> Response:
     """Render one alert: `GET /alerts/{name}?project=&cursor=`."""
     name, query = request.path_params["name"], request.query_params
     project = query.get("project") or "default"
-    found = next((alert for alert in store.alerts(project=project) if alert.name == name), None)
-    if found is None:
-        raise NotFound(f"there is no alert {name!r} in project {project!r}")
+    found = alert_texts.find_alert(store, name, project)
     sent = store.notifications(alert=name, project=project, limit=EVENTS_PER_PAGE).items
     return rendering.render_page(
         request,
         "alert.html",
         alert=found,
-        groups=_groups_by_alert(store, project).get(_key(found)) or [_unseen(found)],
+        groups=alert_texts.get_groups(alert_texts.read_groups(store, name, project=project), found),
         events=store.alert_events(
             alert=name, project=project, limit=EVENTS_PER_PAGE, cursor=query.get("cursor") or None
         ),
@@ -96,20 +93,3 @@ def change_alert(store: Store, request: Request, fields: Mapping[str, str]) -> s
     else:
         raise Refused(f"unknown action {action!r}; expected one of: {', '.join(ACTIONS)}")
     return f"/alerts/{rendering.quote_segment(name)}?{urlencode({'project': project}, errors='replace')}"
-
-
-def _key(alert: Alert) -> tuple[str, str]:
-    return alert.project, alert.name
-
-
-def _unseen(alert: Alert) -> AlertGroup:
-    return AlertGroup(project=alert.project, alert=alert.name)
-
-
-def _groups_by_alert(store: Store, project: str | None) -> dict[tuple[str, str], list[AlertGroup]]:
-    groups: dict[tuple[str, str], list[AlertGroup]] = {}
-    for group in store.alert_groups(project=project):
-        groups.setdefault((group.project, group.alert), []).append(group)
-    for of_alert in groups.values():
-        of_alert.sort(key=lambda group: (_STATUS_ORDER[group.status], group.group or ""))
-    return groups

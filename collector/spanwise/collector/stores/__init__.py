@@ -6,6 +6,8 @@ Modules, in the order in which data flows:
   rows.
 - `store_interfaces`: Store interfaces: traces, control records, both in one, and optional capabilities.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
+- `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
+  kind.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules, decisions,
   audit trail.
 - `cluster_store`: Cluster store: traces in ClickHouse and control records in PostgreSQL, shared by any number of
@@ -151,4 +153,5 @@ SHARED_MODULES = [
     "flat_tables",
     "store_interfaces",
     "trace_assembly",
+    "weighted_sums",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import (
@@ -11,6 +11,7 @@ from spanwise.collector.records import (
     AlertResult,
     AuditEvent,
     Backfill,
+    Bucket,
     BudgetUsage,
     ChangePage,
     ClaimResult,
@@ -70,7 +71,10 @@ class FinishPlan(NamedTuple):
 
 
 class ScoreQuery(NamedTuple):
-    """Query for one page of a rule's scores: one key or all keys, traces that started in [since_ns, until_ns)."""
+    """Query for one page of a rule's scores: one key or all keys, traces that started in [since_ns, until_ns).
+
+    `labelled` includes scores that have only a label. `by` is a field whose values each score returns in `groups`.
+    """
 
     rule: str
     project: str
@@ -79,17 +83,32 @@ class ScoreQuery(NamedTuple):
     until_ns: int | None = None
     limit: int = 1000
     cursor: str | None = None
+    labelled: bool = False
+    by: str | None = None
 
 
 class RuleScore(NamedTuple):
     """Score, error or skip of a rule, with the session of its trace (if any) and the start time of the trace.
 
-    For a session as target, these are that session and the start of its first trace.
+    For a session as target, these are that session and the start of its first trace, and it has no groups.
     """
 
     feedback: Feedback
     session_id: str | None
     start_ns: int
+    groups: Sequence[str] = ()  # values of the field `ScoreQuery.by` of the trace
+
+
+class BucketScore(NamedTuple):
+    """Score, error or skip of a rule on a trace in a bucket of an aggregate, with the project of the trace.
+
+    `start_ns` is the start of the bucket (0 without buckets), and `group` the value by which it is grouped.
+    """
+
+    start_ns: int
+    group: str | None
+    project: str
+    score: RuleScore
 
 
 class ScoreProbability(NamedTuple):
@@ -203,6 +222,25 @@ class TraceBackend(Protocol):
         """Return current scores, errors and skips of a rule, ordered by start of the trace, latest first.
 
         Scores of sessions are included for any project.
+        """
+
+    def aggregate(
+        self,
+        filter: Filter | None = None,
+        *,
+        bucket_ns: int | None = None,
+        group_by: str | None = None,
+        newest: int | Literal["all"] | None = None,
+        **conditions: object,
+    ) -> list[Bucket]:
+        """Return buckets as `TraceStore.aggregate` does, with plain means. The filter has no dataset."""
+
+    def list_bucket_scores(
+        self, filter: Filter, *, bucket_ns: int | None, group_by: str | None, newest: int | None
+    ) -> Iterable[BucketScore]:
+        """Yield the current scores, errors and skips of rules on the traces of an aggregate, also those with only a label.
+
+        `newest` is that of the aggregate's buckets. A trace in several groups is yielded for each.
         """
 
     def find_stored_traces(self, trace_ids: Collection[str]) -> set[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ from spanwise.collector.records import (
     AuditEvent,
     Backfill,
     BackfillPreview,
+    Bucket,
     BudgetUsage,
     ChangePage,
     Claim,
@@ -34,6 +35,7 @@ from spanwise.collector.records import (
     Retention,
     Rule,
     RuleStatus,
+    ScoreSums,
     TablePage,
     Target,
     TraceHead,
@@ -51,6 +53,7 @@ from spanwise.collector.rule_policy import (
     get_sampling_rate,
     make_backfill,
 )
+from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores import decision_explanation
 from spanwise.collector.stores.backends import (
     ControlBackend,
@@ -65,6 +68,7 @@ from spanwise.collector.stores.backfill_preview import preview_backfill
 from spanwise.collector.stores.decision_explanation import find_blocking_reason, find_load_error
 from spanwise.collector.stores.flat_tables import EXAMPLES, EXPERIMENT_RESULTS, build_frame, find_table
 from spanwise.collector.stores.store_interfaces import FILTERED_OPERATIONS, iterate_traces
+from spanwise.collector.stores.weighted_sums import SumsQuery, count_groups, sum_scores, weigh_buckets
 
 if TYPE_CHECKING:
     import pandas
@@ -562,6 +566,69 @@ class CombinedStore:
             if decided.is_own
         ]
         return Page(items=tuple(scores), next=page.next)
+
+    def score_sums(
+        self,
+        rule: str,
+        *,
+        project: str = "default",
+        key: str | None = None,
+        version: str | None = None,
+        since_ns: int,
+        until_ns: int,
+        block_s: int = GRAIN_S,
+        by: str | None = None,
+        groups: Sequence[str] = (),
+        joined: bool = True,
+        live: bool = False,
+    ) -> list[ScoreSums]:
+        """Return the sums of a rule's weighted scores. See `ControlStore.score_sums`."""
+        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups, joined, live)
+        return self._sum_scores(query)
+
+    def score_groups(
+        self,
+        rule: str,
+        *,
+        by: str,
+        project: str = "default",
+        key: str | None = None,
+        version: str | None = None,
+        since_ns: int,
+        until_ns: int,
+        live: bool = False,
+    ) -> Mapping[str, int]:
+        """Return the number of a rule's weighted scores by group. See `ControlStore.score_groups`."""
+        whole_s = max(GRAIN_S, (until_ns - since_ns) // 10**9)
+        query = SumsQuery(rule, project, since_ns, until_ns, whole_s, key, version, by, live=live, joined=False)
+        return count_groups(self._sum_scores(query))
+
+    def _sum_scores(self, query: SumsQuery) -> list[ScoreSums]:
+        """Return the sums of a query, computed from the scores in its window."""
+        return sum_scores(self._traces, self._control, query)
+
+    def aggregate(
+        self,
+        filter: Filter | None = None,
+        *,
+        bucket_ns: int | None = None,
+        group_by: str | None = None,
+        newest: int | Literal["all"] | None = None,
+        **conditions: object,
+    ) -> list[Bucket]:
+        """Return buckets with weighted means of rules' scores. See `TraceStore.aggregate`.
+
+        An experiment runs all of its examples, so the scores of its runs are no sample. Buckets of experiments
+        therefore stay plain.
+        """
+        resolved = self._resolve_dataset(validate_filter(extend_filter(filter, conditions)))
+        buckets = self._traces.aggregate(resolved, bucket_ns=bucket_ns, group_by=group_by, newest=newest)
+        is_experiment = resolved.experiment or resolved.experiments is not None
+        if is_experiment or not any(bucket.feedback for bucket in buckets):
+            return buckets
+        counted = next((bucket.newest for bucket in buckets if bucket.newest), None)
+        scores = self._traces.list_bucket_scores(resolved, bucket_ns=bucket_ns, group_by=group_by, newest=counted)
+        return weigh_buckets(buckets, scores, self._control, bucket_ns, group_by)
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
         """Return a page of the change feed. See `TraceStore.changes`."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spanwise.collector.errors import Refused, Unavailable
-from spanwise.collector.filters import Filter, extend_filter
+from spanwise.collector.filters import Filter, extend_filter, validate_filter
 from spanwise.collector.records import (
     JSON,
     AlertResult,
@@ -40,7 +40,7 @@ from spanwise.collector.records import (
     normalize_feedback,
 )
 from spanwise.collector.stores import trace_assembly
-from spanwise.collector.stores.backends import DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
+from spanwise.collector.stores.backends import BucketScore, DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
 from spanwise.collector.stores.combined_store import CombinedStore
 from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.database.connections import can_write
@@ -60,13 +60,14 @@ from spanwise.collector.stores.sqlite.maintenance import background_jobs, deleti
 from spanwise.collector.stores.sqlite.maintenance.background_jobs import BackgroundWorker
 from spanwise.collector.stores.sqlite.query import change_feed, record_lists, table_records, trace_queries
 from spanwise.collector.stores.sqlite.rollups import aggregation
-from spanwise.collector.stores.sqlite.score_sums import trace_measures
+from spanwise.collector.stores.sqlite.score_sums import listed_scores, trace_measures
 from spanwise.collector.stores.sqlite.score_sums.bucket_weights import weigh_buckets
-from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes
+from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes, read_sums
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
 from spanwise.collector.stores.sqlite.write.side_tables import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
+from spanwise.collector.stores.weighted_sums import SumsQuery
 
 # Trace backend: operations on runs, feedback and queries over the database file.
 
@@ -248,13 +249,17 @@ class SQLiteTraces(Backend):
         newest: int | Literal["all"] | None = None,
         **conditions: object,
     ) -> list[Bucket]:
-        wanted = extend_filter(filter, conditions)
-        is_current = apply_some_changes(self._file)
         with self._file.read() as reader:
-            buckets = aggregation.compute_buckets(reader.db, wanted, bucket_ns, group_by, newest)
-            counted = next((bucket.newest for bucket in buckets if bucket.newest), None)
-            list_traces = partial(aggregation.list_scored_traces, reader.db, wanted, bucket_ns, group_by, counted)
-            return weigh_buckets(reader.db, buckets, wanted, bucket_ns, group_by, list_traces, is_current=is_current)
+            return aggregation.compute_buckets(
+                reader.db, extend_filter(filter, conditions), bucket_ns, group_by, newest
+            )
+
+    def list_bucket_scores(
+        self, filter: Filter, *, bucket_ns: int | None, group_by: str | None, newest: int | None
+    ) -> Iterator[BucketScore]:
+        with self._file.read() as reader:
+            list_traces = partial(aggregation.list_scored_traces, reader.db, filter, bucket_ns, group_by, newest)
+            yield from listed_scores.list_bucket_scores(reader.db, list_traces)
 
     @read_operation
     def measure_sums(
@@ -325,7 +330,7 @@ class SQLiteTraces(Backend):
 
     @read_operation
     def list_rule_scores(self, db: sqlite3.Connection, /, asked: ScoreQuery) -> Page[RuleScore]:
-        return record_lists.list_rule_scores(db, asked)
+        return listed_scores.list_rule_scores(db, asked)
 
     @read_operation
     def find_stored_traces(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:
@@ -515,6 +520,28 @@ class SQLiteStore(_Store):
 
     def traced_destinations(self, project: str) -> Sequence[str]:
         return self._file.appender.destinations.of(project)
+
+    # Sums of scores are kept in the file
+
+    def _sum_scores(self, query: SumsQuery) -> list[ScoreSums]:
+        return read_sums(self._file, query)
+
+    def aggregate(
+        self,
+        filter: Filter | None = None,
+        *,
+        bucket_ns: int | None = None,
+        group_by: str | None = None,
+        newest: int | Literal["all"] | None = None,
+        **conditions: object,
+    ) -> list[Bucket]:
+        wanted = self._resolve_dataset(validate_filter(extend_filter(filter, conditions)))
+        is_current = apply_some_changes(self._file)
+        with self._file.read() as reader:
+            buckets = aggregation.compute_buckets(reader.db, wanted, bucket_ns, group_by, newest)
+            counted = next((bucket.newest for bucket in buckets if bucket.newest), None)
+            list_traces = partial(aggregation.list_scored_traces, reader.db, wanted, bucket_ns, group_by, counted)
+            return weigh_buckets(reader.db, buckets, wanted, bucket_ns, group_by, list_traces, is_current=is_current)
 
     # These operations free space, so they may use the disk reserve
 

@@ -20,7 +20,6 @@ from spanwise.collector.records import (
     QueueItem,
     QueueStatus,
     Retention,
-    ScoreSums,
     Spend,
     SpendGroup,
 )
@@ -40,8 +39,6 @@ from spanwise.collector.stores.sqlite.control.notifications import Notifications
 from spanwise.collector.stores.sqlite.control.rule_versions import Rules
 from spanwise.collector.stores.sqlite.database.table_rows import decode_record, delete_many, encode_record, parse_cursor
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
-from spanwise.collector.stores.sqlite.score_sums.sum_queries import count_groups, read_sums
-from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery
 
 # Budgets: amounts reserved before they are spent, settled or expired, per period; spend per rule, evaluator and
 # model.
@@ -314,38 +311,6 @@ class SQLiteControl(
         item = decode_record(QueueItem, row[0])
         _put_item(db, replace(item, status=checked, assignee=assignee or item.assignee))
         return True
-
-    def score_sums(
-        self,
-        rule: str,
-        *,
-        project: str = "default",
-        key: str | None = None,
-        version: str | None = None,
-        since_ns: int,
-        until_ns: int,
-        block_s: int = 150,
-        by: str | None = None,
-        groups: Sequence[str] = (),
-        joined: bool = True,
-        live: bool = False,
-    ) -> list[ScoreSums]:
-        query = SumsQuery(rule, project, since_ns, until_ns, block_s, key, version, by, groups, joined, live)
-        return read_sums(self._file, query)
-
-    def score_groups(
-        self,
-        rule: str,
-        *,
-        by: str,
-        project: str = "default",
-        key: str | None = None,
-        version: str | None = None,
-        since_ns: int,
-        until_ns: int,
-        live: bool = False,
-    ) -> Mapping[str, int]:
-        return count_groups(self._file, SumsQuery(rule, project, since_ns, until_ns, 150, key, version, by, live=live))
 
     @write_operation
     def set_retention(self, db: sqlite3.Connection, /, rule: Retention) -> None:

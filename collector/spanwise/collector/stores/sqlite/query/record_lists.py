@@ -21,7 +21,6 @@ from spanwise.collector.filters import (
     read_cursor,
 )
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
-from spanwise.collector.stores.backends import RuleScore, ScoreQuery
 from spanwise.collector.stores.sqlite.database.table_rows import (
     cut_page,
     dumps,
@@ -386,30 +385,6 @@ def list_feedback(
     fetched = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
     rows, next = cut_page(fetched, limit, time=feedback_table.FEEDBACK_COLUMNS.index("created_ns"), key=-1)
     return Page(items=tuple(map(feedback_table.feedback_from_row, rows)), next=next)
-
-
-_SESSION_PLACE = feedback_table.FEEDBACK_COLUMNS.index("session_id")
-_SELECT_BY_RULE = (
-    feedback_table.SELECT_FEEDBACK.replace(" FROM", ", t.session_id, f.trace_start_ns, f.rowid FROM")
-    + " LEFT JOIN traces t ON t.id = f.trace WHERE f.rule = ? AND f.standing >= 1"
-    " AND (f.outcome <> 'score' OR f.score IS NOT NULL) AND (f.trace IS NULL OR t.project = ?)"
-)
-
-
-def list_rule_scores(db: sqlite3.Connection, query: ScoreQuery) -> Page[RuleScore]:
-    """Return one page of a rule's scores, errors and skips, ordered by start of the trace, latest first."""
-    window = (("f.trace_start_ns >= ?", query.since_ns), ("f.trace_start_ns < ?", query.until_ns))
-    bounds = (("f.key = ?", query.key), *window)
-    conditions = [(sql, [value]) for sql, value in bounds if value is not None]
-    if query.cursor is not None:
-        conditions.append(("(f.trace_start_ns, f.rowid) < (?, ?)", [*parse_cursor(query.cursor)]))
-    sql = " AND ".join([_SELECT_BY_RULE, *(sql for sql, _ in conditions)])
-    values = [value for _, values in conditions for value in values]
-    order = "ORDER BY f.trace_start_ns DESC, f.rowid DESC LIMIT ?"
-    fetched = db.execute(f"{sql} {order}", (query.rule, query.project, *values, query.limit + 1)).fetchall()
-    rows, next = cut_page(fetched, query.limit, time=-2, key=-1)
-    items = (RuleScore(feedback_table.feedback_from_row(row), row[-3] or row[_SESSION_PLACE], row[-2]) for row in rows)
-    return Page(items=tuple(items), next=next)
 
 
 def restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:

@@ -6,17 +6,18 @@ Modules, in the order in which data flows:
   decisions.
 - `trace_measures`: Sums of measures of traces: for which of them a condition is true, block by block.
 - `sum_tables`: Tables of sums: changed traces are subtracted with their old contribution and added with their new one.
-- `labelled_sums`: Sums of one key by block and label, and their records.
 - `background_sums`: Background job that applies recorded changes to the sums.
 - `window_sums`: Sums of a time window, block by block, from the tables of sums or from all rows.
 - `sum_queries`: Queries for sums, which first apply recorded changes; if these are too many, they read all rows instead.
 - `bucket_weights`: Weighted means of rules' scores in the buckets of an aggregate.
+- `listed_scores`: Scores of rules one by one: those of a window, and those of the traces in the buckets of an aggregate.
 """
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "background_sums",
     "bucket_weights",
+    "listed_scores",
     "sum_queries",
     "sum_tables",
     "trace_measures",

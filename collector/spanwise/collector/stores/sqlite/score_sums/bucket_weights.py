@@ -9,25 +9,31 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import Bucket, FeedbackStats, ScoreSums
-from spanwise.collector.statistics import SampledMean, estimate_sums
-from spanwise.collector.stores.sqlite.score_sums.contributions import GRAIN_NS, read_contributions
+from spanwise.collector.records import Bucket, ScoreSums
+from spanwise.collector.stores.sqlite.score_sums.contributions import read_contributions
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import WIDTHS_S
 from spanwise.collector.stores.sqlite.score_sums.window_sums import (
     BlockWindow,
-    ClusterSums,
     choose_level,
     read_label_names,
     sum_blocks,
 )
+from spanwise.collector.stores.weighted_sums import GRAIN_NS, BucketPlace, ClusterSums, replace_bucket_means
 
 _NS = 1_000_000_000
 _UNBOUNDED = 2**62  # number of a block beyond all others
 TRACES_PER_READ = 5_000
 
-BucketPlace: TypeAlias = tuple[int, str | None]  # start of the bucket (0 without buckets), group
 # Yields start of the bucket, group and key of each trace that an aggregate covers and that rules have scored
 ListScoredTraces: TypeAlias = Callable[[], Iterable[tuple[int, str | None, int]]]
+
+
+# Buckets count scores of traces. The scores of a rule that evaluates sessions are in none of them
+_SELECT_SERIES = (
+    "SELECT s.id, s.key FROM score_series s LEFT JOIN rules r ON (r.project, r.name, r.version) = (s.project, s.rule, s.version)"
+    " WHERE s.field = '' AND (:project IS NULL OR s.project = :project)"
+    " AND coalesce(json_extract(r.data, '$.target'), 'trace') <> 'session'"
+)
 
 
 def weigh_buckets(
@@ -50,8 +56,7 @@ def weigh_buckets(
     """
     if filter.experiment or filter.experiments is not None or filter.dataset is not None:
         return list(buckets)
-    sql = "SELECT id, key FROM score_series WHERE field = '' AND (? IS NULL OR project = ?)"
-    places: dict[int, str] = dict(db.execute(sql, (filter.project, filter.project)).fetchall())
+    places: dict[int, str] = dict(db.execute(_SELECT_SERIES, {"project": filter.project}).fetchall())
     keys = set(places.values())
     if not any(stats.key in keys and stats.target == "trace" for bucket in buckets for stats in bucket.feedback):
         return list(buckets)
@@ -60,13 +65,7 @@ def weigh_buckets(
         sums = _read_tables(db, places, window, bucket_ns)
     else:
         sums = _sum_traces(db, list_traces, filter.project)
-    return [
-        bucket
-        if group_by == "experiment" and bucket.group
-        else replace(bucket, feedback=tuple(_weigh(stats, sums.get(place, ())) for stats in bucket.feedback))
-        for bucket in buckets
-        for place in [(bucket.start_ns if bucket_ns else 0, bucket.group)]
-    ]
+    return replace_bucket_means(buckets, sums, bucket_ns, group_by)
 
 
 def _plan_window(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None) -> BlockWindow | None:
@@ -120,29 +119,3 @@ def _sum_traces(
     for (of_bucket, key), labelled in clusters.add_up(joined=False).items():
         sums[of_bucket] += labelled.records(key, None, clusters.label_names, lambda _: 0)
     return sums
-
-
-def _weigh(stats: FeedbackStats, sums: Sequence[ScoreSums]) -> FeedbackStats:
-    """Return statistics with the weighted mean and shares of the scores that rules gave, if there are any."""
-    own = [each for each in sums if each.key == stats.key] if stats.target == "trace" else []
-    shares: dict[str, tuple[float, float | None, float | None]] = {}
-    labels: SampledMean | None = None
-    for label in {each.label for each in own} - {None}:
-        [labels] = estimate_sums(each for each in own if each.label == label)
-        if labels.mean:  # labels of other buckets have the share 0
-            shares[str(label)] = labels.mean, labels.low, labels.high
-    scores = estimate_sums(each for each in own if each.label is None)
-    if not scores or not (scores[0].n or scores[0].unknown):
-        if labels is None or stats.n:
-            return replace(stats, shares=shares)
-        return replace(stats, shares=shares, effective=labels.effective, unweighted=labels.unknown)
-    [mean] = scores
-    return replace(
-        stats,
-        mean=stats.mean if mean.mean is None else mean.mean,
-        low=mean.low,
-        high=mean.high,
-        effective=mean.effective,
-        unweighted=mean.unknown,
-        shares=shares,
-    )

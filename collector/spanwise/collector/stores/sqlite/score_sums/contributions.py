@@ -7,20 +7,18 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from spanwise.collector.errors import Refused
 from spanwise.collector.records import Target
-from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores.sqlite.control import decision_rows
 from spanwise.collector.stores.sqlite.database.table_rows import select_many
 from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL
-
-GRAIN_NS = GRAIN_S * 1_000_000_000
-
-# Scores beyond these limits are left out, because sums of squares could exceed the range of numbers
-MAX_SCORE, MIN_PROBABILITY = 1e100, 1e-30
-
-# Values of `SeriesKey.label`: scores, all labels, and one label with a prefix
-SCORES, ALL_LABELS, LABEL_PREFIX = "", "*", "="
+from spanwise.collector.stores.weighted_sums import (
+    LIVE,
+    LIVE_PREFIX,
+    METADATA_PREFIX,
+    ScoreAmounts,
+    check_grouping,
+    score_amounts,
+)
 
 
 class SeriesKey(NamedTuple):
@@ -36,23 +34,6 @@ class SeriesKey(NamedTuple):
     label: str
     field: str
     value: str
-
-
-class ScoreAmounts(NamedTuple):
-    """Amounts of the scores of one trace or cluster in one series. `total` is Σw·y."""
-
-    n: int = 0
-    weight: float = 0.0
-    total: float = 0.0
-    graded: int = 0
-    failed: int = 0
-    skipped: int = 0
-    left_out: int = 0
-    left_out_total: float = 0.0
-
-    def plus(self, other: ScoreAmounts) -> ScoreAmounts:
-        """Return the sum of both amounts."""
-        return ScoreAmounts._make(a + b for a, b in zip(self, other, strict=True))
 
 
 class Contribution(NamedTuple):
@@ -84,25 +65,7 @@ _GROUP_SQL = {
     "name": ("t.name", ""),
     "user": ("t.user_id", ""),
 }
-_METADATA_PREFIX = "metadata."
 _METADATA_SQL = (METADATA_TEXT_SQL, "CROSS JOIN json_each(t.metadata) m ON m.key = ?")
-
-
-# Prefix of a field (or the whole field) whose sums have the probabilities of live traffic, without those of backfills
-LIVE = "live"
-_LIVE_PREFIX = f"{LIVE}:"
-
-
-def make_live_field(by: str | None) -> str:
-    """Return the name under which the sums of live traffic are kept, in total or by the values of a field."""
-    return LIVE if by is None else _LIVE_PREFIX + by
-
-
-def check_grouping(by: str) -> str:
-    """Return a field by which sums can be grouped. Raise `Refused` for another."""
-    if by in _GROUP_SQL or (by.startswith(_METADATA_PREFIX) and by != _METADATA_PREFIX):
-        return by
-    raise Refused(f"unknown field {by!r}; expected one of: {', '.join(_GROUP_SQL)}, metadata.KEY")
 
 
 def get_group_sql(by: str) -> tuple[str, str, tuple[str, ...]]:
@@ -112,7 +75,7 @@ def get_group_sql(by: str) -> tuple[str, str, tuple[str, ...]]:
     """
     if check_grouping(by) in _GROUP_SQL:
         return *_GROUP_SQL[by], ()
-    return *_METADATA_SQL, (by.removeprefix(_METADATA_PREFIX),)
+    return *_METADATA_SQL, (by.removeprefix(METADATA_PREFIX),)
 
 
 _COLUMNS = "f.rule, f.key, f.score, f.label, f.outcome, coalesce(f.claim, 0), f.span_id, f.document, f.trace_start_ns"
@@ -167,34 +130,10 @@ def read_contributions(
             of_field = live if by.startswith(LIVE) else probability
             if of_field == 0 and by.startswith(LIVE):
                 continue  # a backfill added this score, error or skip
-            for code, added in _score_amounts(outcome, score, label, of_field):
+            for code, added in score_amounts(outcome, score, label, of_field):
                 series = SeriesKey(project, rule, version, key, code, by, value)
                 before = into.get(series)
                 into[series] = added if before is None else before.plus(added)
-    return found
-
-
-def _score_amounts(
-    outcome: str, score: float | None, label: str | None, probability: float | None
-) -> list[tuple[str, ScoreAmounts]]:
-    """Return the amounts of one score by the label of their series. A probability of 0 does not count."""
-    if outcome != "score":
-        return [(SCORES, ScoreAmounts(failed=int(outcome == "error"), skipped=int(outcome == "skip")))]
-    if probability == 0:
-        return []
-    is_bounded = score is None or abs(score) <= MAX_SCORE
-    if probability is None or probability < MIN_PROBABILITY or not is_bounded:
-        plain = score if score is not None and is_bounded else 0.0
-        left_out = [(SCORES, ScoreAmounts(left_out=1, left_out_total=plain))] if score is not None else []
-        return left_out if label is None else [*left_out, (ALL_LABELS, ScoreAmounts(left_out=1))]
-    weight = 1 / probability
-    found = []
-    if score is not None:
-        graded = int(score not in (0.0, 1.0))
-        found.append((SCORES, ScoreAmounts(n=1, weight=weight, total=weight * score, graded=graded)))
-    if label is not None:
-        found.append((ALL_LABELS, ScoreAmounts(n=1, weight=weight)))
-        found.append((LABEL_PREFIX + label, ScoreAmounts(total=weight)))
     return found
 
 
@@ -255,10 +194,18 @@ def _read_group_values(
                 if rule not in rules:
                     rules.append(rule)
     for by, traces in by_field.items():
-        value_sql, join, before = get_group_sql(by.removeprefix(_LIVE_PREFIX))
-        sql = f"SELECT DISTINCT t.id, {value_sql} FROM traces t {join} WHERE t.id IN (%s)"
-        for trace, value in select_many(db, sql, traces, before):
-            if value is not None:
-                for rule in traces[trace]:
-                    found[trace, rule].append((by, str(value)))
+        for trace, values in read_field_values(db, by.removeprefix(LIVE_PREFIX), traces).items():
+            for rule in traces[trace]:
+                found[trace, rule].extend((by, value) for value in values)
+    return found
+
+
+def read_field_values(db: sqlite3.Connection, by: str, traces: Collection[int]) -> dict[int, list[str]]:
+    """Return the distinct values of a field by which sums can be grouped, by key of the trace."""
+    value_sql, join, before = get_group_sql(by)
+    sql = f"SELECT DISTINCT t.id, {value_sql} FROM traces t {join} WHERE t.id IN (%s)"
+    found: dict[int, list[str]] = defaultdict(list)
+    for trace, value in select_many(db, sql, traces, before):
+        if value is not None:
+            found[trace].append(str(value))
     return found

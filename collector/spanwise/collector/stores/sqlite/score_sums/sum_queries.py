@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import partial
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import ScoreSums
-from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.sqlite.score_sums.contributions import LIVE
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import apply_changes, count_changes
-from spanwise.collector.stores.sqlite.score_sums.window_sums import SumsQuery, read_tables, sum_rows
+from spanwise.collector.stores.sqlite.score_sums.window_sums import read_tables, sum_rows
+from spanwise.collector.stores.weighted_sums import LIVE, SumsQuery
 
 MAX_APPLIED = 5_000  # changes that a query applies; if there are more, it reads all rows instead
 CHANGES_PER_TRANSACTION = 500
@@ -29,19 +27,6 @@ def read_sums(file: DatabaseFile, query: SumsQuery) -> list[ScoreSums]:
             row = reader.db.execute(sql, (query.project, query.rule, query.field)).fetchone()
             is_current = row is not None and row[0] <= query.since_ns
         return read_tables(reader.db, query) if is_current else sum_rows(reader.db, query)
-
-
-def count_groups(file: DatabaseFile, query: SumsQuery) -> dict[str, int]:
-    """Return the number of weighted scores (or of labels, if a key has more of them) by group, highest first."""
-    whole = max(GRAIN_S, (query.until_ns - query.since_ns) // 10**9)
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for sums in read_sums(file, query._replace(block_s=whole, joined=False)):
-        place = sums.group or "", sums.key
-        counts[place] = max(counts[place], sums.n)
-    found: dict[str, int] = defaultdict(int)
-    for (group, _), count in counts.items():
-        found[group] += count
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 def apply_some_changes(file: DatabaseFile) -> bool:

@@ -14,7 +14,6 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -25,23 +24,28 @@ from spanwise.collector.stores.sqlite.control.decision_rows import decode_target
 from spanwise.collector.stores.sqlite.database.score_sum_schema import watch_group_fields
 from spanwise.collector.stores.sqlite.database.table_rows import delete_many, insert_many, select_many
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
+    Contribution,
+    Grouping,
+    SeriesKey,
+    read_contributions,
+)
+from spanwise.collector.stores.weighted_sums import (
     ALL_LABELS,
+    ALL_LABELS_ID,
+    FIRST_LABEL_ID,
     GRAIN_NS,
     LABEL_PREFIX,
     LIVE,
     SCORES,
-    Contribution,
-    Grouping,
+    SCORES_ID,
     ScoreAmounts,
-    SeriesKey,
     check_grouping,
+    hash_session,
     make_live_field,
-    read_contributions,
 )
 
 WIDTHS_S = (GRAIN_S, 3_600, 21_600, 86_400)  # by level
 _GRAINS = tuple(width // GRAIN_S for width in WIDTHS_S)
-SCORES_ID, ALL_LABELS_ID, FIRST_LABEL_ID = 0, 1, 2  # values of the column `label`
 MAX_LABELS = 100  # labels per series; further ones count only as labelled scores
 MAX_LABEL_CHARACTERS = 200
 MAX_GROUPS = 10_000  # values per grouping; further ones are in the group `OTHER_GROUPS`
@@ -391,12 +395,6 @@ def _replace_rows(db: sqlite3.Connection, table: str, columns: Sequence[str], ro
 
 
 @lru_cache(maxsize=10_000)
-def hash_session(session: str) -> int:
-    """Return the cluster id of a session: 63 bits of a hash, so that all tables know it by a number."""
-    digest = blake2b(session.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
 class _Names:
     """Ids of series and labels, created as needed. For one update."""
 

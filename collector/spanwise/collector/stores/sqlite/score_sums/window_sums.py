@@ -4,81 +4,26 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import isclose
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
-from spanwise.collector.errors import Refused
 from spanwise.collector.records import ScoreSums
-from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores.sqlite.database.table_rows import select_many
-from spanwise.collector.stores.sqlite.score_sums.contributions import (
-    ALL_LABELS,
-    GRAIN_NS,
-    LABEL_PREFIX,
-    SCORES,
-    Contribution,
-    Grouping,
+from spanwise.collector.stores.sqlite.score_sums.contributions import Contribution, Grouping, read_contributions
+from spanwise.collector.stores.sqlite.score_sums.sum_tables import WIDTHS_S, count_changes
+from spanwise.collector.stores.weighted_sums import (
+    ClusterSums,
+    LabelledSums,
     ScoreAmounts,
-    check_grouping,
-    make_live_field,
-    read_contributions,
-)
-from spanwise.collector.stores.sqlite.score_sums.labelled_sums import LabelledSums
-from spanwise.collector.stores.sqlite.score_sums.sum_tables import (
-    ALL_LABELS_ID,
-    SCORES_ID,
-    WIDTHS_S,
-    count_changes,
-    hash_session,
+    SumPlace,
+    SumsQuery,
+    make_sum_records,
 )
 
-MAX_BLOCKS = 100_000  # blocks of one query
 TRACES_PER_READ = 5_000  # traces whose scores are in memory at once
 _NS = 1_000_000_000
 _DAY_NS = 86_400 * _NS
-
-
-class SumsQuery(NamedTuple):
-    """Query for the sums of a rule over the blocks of a window.
-
-    If `joined`, a session in several blocks of the window is one cluster, otherwise one per block.
-    """
-
-    rule: str
-    project: str
-    since_ns: int
-    until_ns: int
-    block_s: int
-    key: str | None = None
-    version: str | None = None
-    by: str | None = None
-    groups: Collection[str] = ()  # empty: all
-    joined: bool = True
-    live: bool = False  # without backfills
-
-    @property
-    def field(self) -> str:
-        """Return the field of the series; "" for those without groups."""
-        return make_live_field(self.by) if self.live else self.by or ""
-
-    def check(self) -> None:
-        """Raise `Refused` for a window or a block that does not consist of whole grains, and for an unknown field."""
-        if self.block_s <= 0 or self.block_s % GRAIN_S:
-            raise Refused(f"block_s must be a multiple of {GRAIN_S}, got {self.block_s}")
-        for name in ("since_ns", "until_ns"):
-            if getattr(self, name) % GRAIN_NS:
-                raise Refused(f"{name} must be a multiple of {GRAIN_S} seconds, got {getattr(self, name)}")
-        if (self.until_ns - self.since_ns) // (self.block_s * _NS) > MAX_BLOCKS:
-            raise Refused(f"the window has more than {MAX_BLOCKS:,} blocks of {self.block_s} s; choose longer blocks")
-        if self.by is not None:
-            check_grouping(self.by)
-        elif self.groups:
-            raise Refused("groups were named without the field that they are values of; name it with by=")
-
-    def start_ns(self, block: int) -> int:
-        """Return the start of a block of the window."""
-        return self.since_ns + block * self.block_s * _NS
 
 
 _SELECT_DAYS = (
@@ -109,7 +54,6 @@ def count_wrong_sums(db: sqlite3.Connection) -> int:
     return bad
 
 
-_Place: TypeAlias = tuple[str | None, str]  # group, key
 P = TypeVar("P", bound=Hashable)
 
 _SELECT_SUMS = (
@@ -148,12 +92,7 @@ def read_tables(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
     first, last = query.since_ns // width_ns, query.until_ns // width_ns
     window = BlockWindow(level, first, last, first, query.block_s * _NS // width_ns)
     found = sum_blocks(db, _find_series(db, query), window, joined=query.joined)
-    return _list_records(found, read_label_names(db, found.values()), query)
-
-
-def _list_records(found: Mapping[_Place, LabelledSums], names: Mapping[int, str], query: SumsQuery) -> list[ScoreSums]:
-    places = sorted(found, key=lambda place: (place[0] or "", place[1]))
-    return [record for place in places for record in found[place].records(place[1], place[0], names, query.start_ns)]
+    return make_sum_records(found, read_label_names(db, found.values()), query)
 
 
 def read_label_names(db: sqlite3.Connection, sums: Iterable[LabelledSums]) -> dict[int, str]:
@@ -189,7 +128,7 @@ def sum_blocks(
     return found
 
 
-def _find_series(db: sqlite3.Connection, query: SumsQuery) -> dict[int, _Place]:
+def _find_series(db: sqlite3.Connection, query: SumsQuery) -> dict[int, SumPlace]:
     """Return group and key of each series of a query, by id."""
     sql = "SELECT id, value, key FROM score_series WHERE project = ? AND rule = ? AND field = ?"
     values = [query.project, query.rule, query.field]
@@ -212,7 +151,7 @@ def sum_rows(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
     traces = [row[0] for row in db.execute(sql.format("trace"), bounds)]
     sessions = [row[0] for row in db.execute(f"{sql.format('session_id')} AND f.trace IS NULL", bounds)]
     groupings = [Grouping(query.project, query.rule, query.field)] if query.field else []
-    sums = ClusterSums[_Place]()
+    sums = ClusterSums[SumPlace]()
     chunks = [(traces[at : at + TRACES_PER_READ], ()) for at in range(0, len(traces), TRACES_PER_READ)]
     for some_traces, some_sessions in (*chunks, ((), sessions)):
         contributions = read_contributions(db, some_traces, some_sessions, groupings)
@@ -221,10 +160,10 @@ def sum_rows(db: sqlite3.Connection, query: SumsQuery) -> list[ScoreSums]:
                 block = (each.start_ns - query.since_ns) // (query.block_s * _NS)
                 for place, label, amounts in _select_amounts(each, query):
                     sums.add(place, block, owner, each.cluster, label, amounts)
-    return _list_records(sums.add_up(joined=query.joined), sums.label_names, query)
+    return make_sum_records(sums.add_up(joined=query.joined), sums.label_names, query)
 
 
-def _select_amounts(contribution: Contribution, query: SumsQuery) -> Iterable[tuple[_Place, str, ScoreAmounts]]:
+def _select_amounts(contribution: Contribution, query: SumsQuery) -> Iterable[tuple[SumPlace, str, ScoreAmounts]]:
     """Yield group and key, label, and amounts of the series that a query selects."""
     for series, amounts in contribution.amounts.items():
         if (
@@ -234,39 +173,3 @@ def _select_amounts(contribution: Contribution, query: SumsQuery) -> Iterable[tu
             and (not query.groups or series.value in query.groups)
         ):
             yield (None if query.by is None else series.value, series.key), series.label, amounts
-
-
-class ClusterSums(dict[tuple[P, int | str | tuple[int | str]], dict[int, dict[int, ScoreAmounts]]]):
-    """Amounts of clusters by place and cluster, then by block and label."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._label_ids = {SCORES: SCORES_ID, ALL_LABELS: ALL_LABELS_ID}
-
-    @property
-    def label_names(self) -> dict[int, str]:
-        """Return the names of the labels by id. The ids are those of this object, not of the tables."""
-        return {id: label.removeprefix(LABEL_PREFIX) for label, id in self._label_ids.items()}
-
-    def add(
-        self, place: P, block: int, owner: int | str, session: str | None, label: str, amounts: ScoreAmounts
-    ) -> None:
-        """Add the amounts of a trace. Its cluster is the session, or the trace if there is none."""
-        id = self._label_ids.setdefault(label, len(self._label_ids))
-        cluster = (owner,) if session is None else hash_session(session)
-        labels = self.setdefault((place, cluster), {}).setdefault(block, {})
-        labels[id] = amounts.plus(labels[id]) if id in labels else amounts
-
-    def add_up(self, *, joined: bool) -> dict[P, LabelledSums]:
-        """Return the sums of all clusters, by place."""
-        found: dict[P, LabelledSums] = defaultdict(LabelledSums)
-        for (place, _), blocks in self.items():
-            for block, labels in blocks.items():
-                found[place].add_cluster(block, labels)
-            if len(blocks) > 1:
-                parts = [
-                    (block, {id: (amounts.weight, amounts.total) for id, amounts in blocks[block].items()})
-                    for block in sorted(blocks)
-                ]
-                found[place].add_products(parts, joined=joined)
-        return found
