@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -461,6 +462,58 @@ def import_(
 
 def _list_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{count:,} × {kind}" for kind, count in counts.items()) or "nothing"
+
+
+@app.command()
+def copy(
+    source: Annotated[str, typer.Argument(help="SQLite file or clickhouse:// URL to copy from.")],
+    target: Annotated[str, typer.Argument(help="SQLite file or clickhouse:// URL to copy to; it must be empty.")],
+    control: Annotated[
+        str | None,
+        typer.Option(
+            help="postgresql:// URL of the control records of the target (or of the source, if that is the "
+            "only clickhouse:// store). Default: SPANWISE_CONTROL."
+        ),
+    ] = None,
+    source_control: Annotated[
+        str | None, typer.Option(help="URL of the control records of the source, if both stores are databases.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be copied.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Copy all records of a store into another one, with all ids and numbers, and compare both. Repeat an interrupted
+    command to continue it.
+
+    A SQLite file may be served meanwhile: one snapshot of it is copied. Nobody may use the target.
+
+    Example: `spanwise db copy spanwise.db clickhouse://spanwise@clickhouse/spanwise --control postgresql://spanwise@db/spanwise`
+    """
+    from spanwise.collector.import_export import copy_store, find_state_file, open_source, open_target, summarize
+
+    control = control or os.environ.get("SPANWISE_CONTROL")
+    with open_source(source, source_control or control) as opened, _progress() as report:
+        if dry_run:
+            contents = summarize(opened, report)
+        else:
+            with open_target(target, control) as empty:
+                contents = copy_store(opened, empty, find_state_file(source, target), report)
+    rows = [
+        {"day": str(date(1970, 1, 1) + timedelta(int(day))), **{name: getattr(totals, name) for name in DAY_COUNTS}}
+        for day, totals in sorted(contents.days.items())
+    ]
+    tables = {name: totals.rows for name, totals in contents.tables.items() if totals.rows}
+    if json:
+        emit([*rows, {"tables": tables}])
+        return
+    console.print(_make_table(rows))
+    what = ", ".join(f"{count:,} × {name.replace('_', ' ')}" for name, count in tables.items())
+    print_note(f"control records: {what or 'none'}")
+    counts = ", ".join(f"{sum(row[name] for row in rows):,} {name}" for name in DAY_COUNTS)
+    done = "would copy" if dry_run else "copied and compared"
+    print_note(f"{done}: {counts}")
+
+
+DAY_COUNTS = ("traces", "runs", "feedback")
 
 
 @app.command()

@@ -12,6 +12,7 @@ Modules, in the order in which data flows:
   audit trail.
 - `cluster_store`: Cluster store: traces in ClickHouse and control records in PostgreSQL, shared by any number of
   processes.
+- `control_tables`: Tables of a control backend as rows, for copies between databases: names, keys, export and import.
 - `trace_assembly`: Assembly of traces: amendments merged into runs, the tree of runs, derived inputs and outputs of
   the root.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
@@ -149,6 +150,7 @@ __all__ = [
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "backends",
+    "control_tables",
     "decision_explanation",
     "flat_tables",
     "store_interfaces",

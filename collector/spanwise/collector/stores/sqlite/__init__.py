@@ -3,6 +3,7 @@
 Modules, in the order in which data flows:
 
 - `store`: SQLite store: operations on runs, feedback and queries, and the combined store over one database file.
+- `trace_copy`: Copies of traces, feedback and records of senders out of and into a SQLite file, with their numbers.
 - `database_file`: Open database file: readers, writer thread and statistics; read-only variant; base class of both
   backends.
 """

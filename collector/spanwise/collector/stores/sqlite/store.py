@@ -40,7 +40,14 @@ from spanwise.collector.records import (
     normalize_feedback,
 )
 from spanwise.collector.stores import trace_assembly
-from spanwise.collector.stores.backends import BucketScore, DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
+from spanwise.collector.stores.backends import (
+    BucketScore,
+    DeletedTraces,
+    RuleScore,
+    ScoreQuery,
+    TargetFeedback,
+    TraceCopy,
+)
 from spanwise.collector.stores.combined_store import CombinedStore
 from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.database.connections import can_write
@@ -63,6 +70,7 @@ from spanwise.collector.stores.sqlite.rollups import aggregation
 from spanwise.collector.stores.sqlite.score_sums import listed_scores, trace_measures
 from spanwise.collector.stores.sqlite.score_sums.bucket_weights import weigh_buckets
 from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes, read_sums
+from spanwise.collector.stores.sqlite.trace_copy import SQLiteTraceCopy
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
 from spanwise.collector.stores.sqlite.write.side_tables import AmendmentTarget, get_amendment_target
@@ -76,6 +84,11 @@ class SQLiteTraces(Backend):
     """Trace backend on a database file: `TraceStore` without `delete` and `prune`, and what the combined store
     needs.
     """
+
+    @property
+    def trace_copy(self) -> TraceCopy:
+        """Return the export and import of everything that this backend stores."""
+        return SQLiteTraceCopy(self._file)
 
     # runs
 

@@ -25,6 +25,7 @@ from spanwise.collector.records import (
 )
 from spanwise.collector.rule_policy import PERIOD_NS, SECOND_NS, find_period
 from spanwise.collector.stores.backends import DeletedTraces
+from spanwise.collector.stores.control_tables import ControlTables
 from spanwise.collector.stores.sqlite.control.alerts import Alerts
 from spanwise.collector.stores.sqlite.control.backfills import Backfills
 from spanwise.collector.stores.sqlite.control.datasets_and_experiments import Datasets, Experiments
@@ -267,6 +268,11 @@ class SQLiteControl(
 ):
     """Control backend on a database file: `ControlStore`, and the methods that the combined store needs."""
 
+    @property
+    def control_tables(self) -> ControlTables:
+        """Return the tables of this backend as rows, for copies."""
+        return ControlTables(self._file, _list_columns)
+
     def is_full(self) -> bool:
         return self._file.is_full or self._file.was_full_lately
 
@@ -331,6 +337,10 @@ class SQLiteControl(
         delete_session_decisions(db, deleted.sessions)
         delete_many(db, "queue", "json_extract(data, '$.target.trace_id')", deleted.traces)
         delete_many(db, "queue", "json_extract(data, '$.target.session_id')", deleted.sessions)
+
+
+def _list_columns(db: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
 
 
 def _check_status(status: str) -> Any:
