@@ -150,7 +150,7 @@ def test_a_store_that_is_not_empty_is_no_target(source: Path, target: Path) -> N
 
 def test_the_progress_of_another_copy_is_not_used(source: Path, target: Path, tmp_path: Path) -> None:
     find_state_file(str(source), "").write_text(json.dumps({"source": "a.db", "target": "b.db"}))
-    with pytest.raises(Refused, match="describes a copy from 'a.db' to 'b.db'"):
+    with pytest.raises(Refused, match="describes a copy from"):
         copy(source, target)
 
 

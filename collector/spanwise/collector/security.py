@@ -583,7 +583,7 @@ class SignedSessions(BrowserSessions):
     """Browser sessions that every collector with the same secret accepts, because the session id holds the session.
 
     The id consists of a random number, the end of the session, its flags, the encrypted hash of its key, and a
-    signature. Signing out ends the session on this collector, and deletes it in the browser. Where else somebody has
+    signature. Signing out ends the session on this collector, and deletes it in the browser. Where else anyone has
     copied the id to, it is valid on other collectors until its end, or until its key is revoked.
     """
 

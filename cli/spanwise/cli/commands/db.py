@@ -484,7 +484,7 @@ def copy(
     """Copy all records of a store into another one, with all ids and numbers, and compare both. Repeat an interrupted
     command to continue it.
 
-    A SQLite file may be served meanwhile: one snapshot of it is copied. Nobody may use the target.
+    A SQLite file may be served meanwhile: one snapshot of it is copied. Nothing else may use the target.
 
     Example: `spanwise db copy spanwise.db clickhouse://spanwise@clickhouse/spanwise --control postgresql://spanwise@db/spanwise`
     """

@@ -218,7 +218,7 @@ def _open_own_store(location: str) -> Iterator[Store]:
 
 
 def _forward_folder(location: str) -> Path:
-    """Return the folder of requests that wait to be forwarded: beside the file, or for a cluster in this folder."""
+    """Return the folder of requests that wait to be forwarded: next to the file, or for a cluster in this folder."""
     return Path("spanwise.forward" if "://" in location else f"{location}.forward")
 
 

@@ -9,7 +9,7 @@ The phases of a copy, each of which may be repeated:
 5. Records of senders, then the control tables.
 6. Comparison of counts and checksums per day, and per control table.
 
-A file beside the source (or the target) records how far a copy is. It is removed when the comparison succeeds.
+A file next to the source (or the target) records how far a copy is. It is removed when the comparison succeeds.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class CopyState:
 def copy_store(source: CopyEnd, target: CopyEnd, state_file: Path, report: Report) -> Contents:
     """Copy all records, and return what both stores hold. Continue the copy that `state_file` describes, if any.
 
-    The target must be empty, or the target of that copy, and nobody may use it meanwhile. Raise `Refused` for another
+    The target must be empty, or the target of that copy, and nothing else may use it meanwhile. Raise `Refused` for another
     target, and if the stores differ at the end.
     """
     state = _load_state(source, target, state_file)
@@ -392,7 +392,7 @@ def _check_empty(target: CopyEnd) -> None:
 
 
 def find_state_file(source: str, target: str) -> Path:
-    """Return the path of the file with the progress: beside the source, else beside the target, else in this folder."""
+    """Return the path of the file with the progress: next to the source, else to the target, else in this folder."""
     place = next((each for each in (source, target) if "://" not in each), None)
     return Path("spanwise.copy" if place is None else f"{place}.copy")
 

@@ -179,7 +179,7 @@ class SideRecord(NamedTuple):
 class TraceCopy(Protocol):
     """Export and import of everything that a trace backend stores, with all numbers, for copies between databases.
 
-    During an import, nobody else uses the store: `begin_import`, then traces, feedback, positions and side records in
+    During an import, nothing else uses the store: `begin_import`, then traces, feedback, positions and side records in
     this order, then `finish_import`. Each import replaces what is stored of the same trace or feedback.
     """
 

@@ -114,8 +114,8 @@ def open_backends(traces: str, control: str) -> ClusterStore:
     """Open both backends by URL or path, and return the store made of them.
 
     `control` is the URL of a PostgreSQL database, or the path of a SQLite file, which one process can use at a time.
-    `traces` is the URL of a ClickHouse database, or, for tests, the path of a SQLite file. `${NAME}` in a URL stands
-    for an environment variable. Raises `Refused` or `Unavailable`, without passwords.
+    `traces` is the URL of a ClickHouse database, or, for tests, the path of a SQLite file. `${NAME}` in a URL is replaced
+    by an environment variable. Raises `Refused` or `Unavailable`, without passwords.
     """
     trace_backend = _without_secrets(traces, _open_traces)
     try:
