@@ -53,7 +53,7 @@ MODULES = {
     "evaluators/spanwise/evaluators/interface/argument_binding.py": "evaluators: binding protocol evaluator_here make",
     "collector/spanwise/collector/statistics/score_comparison.py": "collector: paired contrast statistics",
     "collector/spanwise/collector/statistics/feedback_tally.py": "collector: tally statistics standing",
-    "collector/spanwise/collector/stores/sqlite/write/trace_summary.py": "collector: rollup append conformance",
+    "collector/spanwise/collector/stores/trace_summary.py": "collector: rollup append conformance",
     "collector/spanwise/collector/stores/sqlite/write/span_writer.py": "collector: append growing rollup sqlite conformance",
     "collector/spanwise/collector/ingest/otlp_receiver.py": "collector: receiver_body receiver receiver_intake",
     "tracer/spanwise/tracer/otel/live_span.py": "tracer: spans finish values context privacy",

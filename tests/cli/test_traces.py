@@ -17,11 +17,11 @@ from typer.testing import CliRunner, Result
 from collector.making import child, run
 from integration.serving import COMMAND, environment
 from spanwise.cli.app import app, report_errors
+from spanwise.collector import filters
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.records import Document, Feedback, OpenRun, Target, Usage
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.query import record_lists
 
 ROOT = run("answer", trace_id="a" * 32, inputs={"question": "why [bold]?"}, outputs="because", project="p")
 SEARCH = child(ROOT, kind="retriever", documents=(Document("some text", "doc-1", 0.5),))
@@ -237,7 +237,7 @@ def test_traces_are_listed_in_another_order(url: str) -> None:
 
 
 def test_a_sorted_list_says_which_traces_it_sorted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_lists, "MAX_SORTED", 1)
+    monkeypatch.setattr(filters, "MAX_SORTED", 1)
     shown = spanwise("traces", "list", "--store", url, "--sort=cost").output
     assert "sorted: the newest 1 matching traces; add --since" in " ".join(shown.split())
 

@@ -189,6 +189,7 @@ def test_targets_of_all_kinds_are_found_under_their_trace(store: Store) -> None:
         Target(session_id="a/b"),
     ]
     assert store.decide(slice(*(on(head, target=target) for target in targets * 2), upto=head.cursor)) == [True]
+    targets[-1] = Target(session_id="a/b", project="default")  # that of the rule
     assert [one.target for one in store.decisions(trace_id=head.trace_id)] == targets[::-1]
     store.delete(trace_ids=(head.trace_id,))
     assert verdicts(store) == []

@@ -10,6 +10,7 @@ import pytest
 from collector.conformance_traces import eventually
 from collector.making import SECOND, START, child, run
 from looped_cases import loop_over
+from spanwise.collector import filters
 from spanwise.collector.errors import Refused
 from spanwise.collector.operations import ProjectScopedStore
 from spanwise.collector.records import Example, Experiment, Feedback, Run, Target, TraceSummary, Usage
@@ -138,7 +139,7 @@ def test_traces_that_arrive_while_pages_are_read_shift_nothing(store: Store) -> 
 def test_a_list_that_is_too_long_is_sorted_among_the_newest_and_says_so(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_lists, "MAX_SORTED", 3)
+    monkeypatch.setattr(filters, "MAX_SORTED", 3)
     monkeypatch.setattr(record_lists, "MAX_LOOKUPS", 2)
     runs = [run(start_ns=START + n * SECOND, end_ns=START + (n + 10 - n % 3) * SECOND) for n in range(6)]
     store.append(

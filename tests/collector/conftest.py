@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from collector.clickhouse_server import VARIABLE, ClickHouseServer
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
@@ -59,3 +62,20 @@ def store(
     monkeypatch.setattr(background_jobs, "WRITE_INTERVAL_SECONDS", 0.1)
     with IMPLEMENTATIONS[request.param](tmp_path, *shared) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def clickhouse_server() -> Iterator[ClickHouseServer]:
+    """Yield the ClickHouse server of the session. A test that kills it starts it again."""
+    if not os.environ.get(VARIABLE) and importlib.util.find_spec("chdb") is None:
+        pytest.skip("chdb does not exist for this platform")
+    server = ClickHouseServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def clickhouse_url(clickhouse_server: ClickHouseServer) -> Iterator[str]:
+    """Yield the address of a new ClickHouse database, which is dropped after the test."""
+    with clickhouse_server.database() as url:
+        yield url

@@ -46,6 +46,11 @@ def lower_version(db: sqlite3.Connection, version: int) -> None:
     db.execute(f"PRAGMA user_version = {version}")
 
 
+# only in files with groupings
+GROUP_TRIGGERS = (
+    "score_group_changed",
+    *(f"score_session_group_{event}" for event in ("changed", "added", "removed")),
+)
 # By version: the statements that undo the migration to it. The migrations to other versions changed no tables
 UNDO: Mapping[int, Sequence[str]] = {
     22: [
@@ -59,7 +64,7 @@ UNDO: Mapping[int, Sequence[str]] = {
     26: [
         *(f"DROP TRIGGER {name}" for name in ("score_removed", "score_removed_from_session", "score_trace_changed")),
         *(f"DROP TRIGGER {name}" for name in ("score_decision_added", "score_decision_removed")),
-        "DROP TRIGGER IF EXISTS score_group_changed",  # only in files with groupings
+        *(f"DROP TRIGGER IF EXISTS {name}" for name in GROUP_TRIGGERS),
         *(f"DROP TABLE {table}" for table in (*SCORE_SUM_TABLES, "score_groupings", "score_decisions_deleted")),
         "DROP INDEX feedback_without_lease",
     ],
@@ -78,4 +83,9 @@ UNDO: Mapping[int, Sequence[str]] = {
     ],
     30: ["DROP TABLE spend", "ALTER TABLE bookings DROP COLUMN spend"],
     31: ["ALTER TABLE rules DROP COLUMN paused_by", "ALTER TABLE rules DROP COLUMN paused_ns"],
+    32: [
+        "DROP INDEX feedback_by_project",
+        "ALTER TABLE feedback DROP COLUMN project",
+        *(f"DROP TRIGGER IF EXISTS {name}" for name in GROUP_TRIGGERS[1:]),
+    ],
 }

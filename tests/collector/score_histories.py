@@ -18,7 +18,7 @@ from spanwise.collector.stores.weighted_sums import SumsQuery
 
 HOUR, GRAIN = 3_600_000_000_000, 150_000_000_000
 FROM, UNTIL = 240 * HOUR, 312 * HOUR  # three whole days
-RULES = (("default", "r"), ("default", "s"), ("other", "r"))
+RULES = (("default", "r"), ("default", "s"), ("other", "r"), ("other", "s"))
 KEYS = ("good", "kind")
 PROBABILITIES = (1.0, 1.0, 0.1, 0.3, 0.001, 1 / 3, None, 0.0)
 
@@ -59,9 +59,7 @@ class History:
             tags = tuple(self.random.sample(("x", "y", "z"), self.random.randint(0, 2)))
             start = self.random.choice((FROM, FROM + 5 * HOUR, FROM + 30 * HOUR)) + self.random.randrange(0, HOUR)
             id = f"{self.random.getrandbits(128):032x}"
-            one = run(
-                trace_id=id, start_ns=start, project=project, session_id=session and f"{project} {session}", tags=tags
-            )
+            one = run(trace_id=id, start_ns=start, project=project, session_id=session, tags=tags)
             self.traces[one.trace_id] = project
             runs.append(one)
         self.store.append(runs)
@@ -177,7 +175,7 @@ class History:
         trace_id = self._pick()
         if trace_id is not None:
             project = self.traces[trace_id]
-            late = run(trace_id=trace_id, project=project, start_ns=FROM, session_id=f"{project} late", name="late")
+            late = run(trace_id=trace_id, project=project, start_ns=FROM, session_id="late", name="late")
             self.store.append([late])
 
     def retag(self) -> None:

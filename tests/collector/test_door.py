@@ -326,7 +326,7 @@ def test_what_is_anothers_is_not_changed(mine, theirs, store):
     attempts = [
         lambda: mine.append([run(trace_id=theirs, project="p")]),
         lambda: mine.append([run(project="q")]),
-        lambda: mine.add_feedback([Feedback(target=Target(session_id="s"), key="k", score=0.0)]),
+        lambda: mine.add_feedback([Feedback(target=Target(session_id="s", project="q"), key="k", score=0.0)]),
         lambda: mine.traces(project="q"),
         lambda: mine.add_running([OpenRun(trace_id=theirs, span_id="1" * 16, name="n")]),
         lambda: mine.add_reports([ProcessReport(instance="i", reported_ns=1, project="q")]),

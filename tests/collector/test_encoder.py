@@ -15,8 +15,9 @@ from collector.making import child, run
 from spanwise.collector.dialects import Amendment
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.records import Run, Usage
+from spanwise.collector.stores.run_codec import Fact, SamplingInfo
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.write.run_codec import MIN_COLUMNAR_FACTS, Fact, RunEncoder, SamplingInfo
+from spanwise.collector.stores.sqlite.write.run_codec import MIN_COLUMNAR_FACTS, RunEncoder
 from spanwise.tracer import attribute_names as names
 
 

@@ -42,6 +42,7 @@ ALL = [
     Feedback(target=replace(SPAN, document=2), key="relevant", score=False),
     Feedback(target=ON, key="pii", score=1.0, rule="no-pii", evaluator="pii"),
     Feedback(target=Of(session_id="s-1"), key="solved", score=1.0),
+    Feedback(target=Of(session_id="s-1", project="shop"), key="solved_in_project", score=0.5),
     Feedback(target=Of(experiment_id="e-1"), key="recall", score=0.5),
 ]
 
@@ -296,7 +297,16 @@ values |= st.fixed_dictionaries({"outcome": st.just("skip"), "comment": texts})
 @pytest.mark.process
 @settings(deadline=None, max_examples=100)
 @given(
-    st.sampled_from([SPAN, ON, replace(SPAN, document=1), Of(session_id="s"), Of(experiment_id="e")]),
+    st.sampled_from(
+        [
+            SPAN,
+            ON,
+            replace(SPAN, document=1),
+            Of(session_id="s"),
+            Of(session_id="s", project="p"),
+            Of(experiment_id="e"),
+        ]
+    ),
     values,
     st.fixed_dictionaries(
         {"key": st.text(min_size=1, max_size=5), "source": st.sampled_from(["code", "model", "human"])},

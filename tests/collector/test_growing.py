@@ -25,7 +25,7 @@ from spanwise.collector.stores.sqlite.maintenance.background_jobs import Summary
 from spanwise.collector.stores.sqlite.maintenance.deletion import DeletionPace, delete_traces
 from spanwise.collector.stores.sqlite.write.span_writer import MAX_RECENT_ROWS
 from spanwise.collector.stores.sqlite.write.trace_cache import MAX_REBUILD_SPANS
-from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
+from spanwise.collector.stores.trace_summary import MAX_LISTED
 
 T = TypeVar("T")
 

@@ -60,7 +60,7 @@ def register(store, *groupings):
 def test_sums_equal_the_estimates_from_all_rows_after_any_history(tmp_path, seed):
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         history = History(store, seed)
-        register(store, ("default", "r", "tag"), ("default", "r", "name"))
+        register(store, ("default", "r", "tag"), ("default", "r", "name"), ("default", "s", "tag"))
         for part in range(8):
             for _ in range(15):
                 history.step()

@@ -25,6 +25,7 @@ from collector.conformance_traces import eventually
 from collector.making import child, run
 from looped_cases import loop_over
 from spanwise.collector.records import Retention, Run
+from spanwise.collector.stores.search_terms import add_leaves, iterate_leaves
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, encode
 from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
 from spanwise.collector.stores.sqlite.database.table_rows import loads
@@ -38,8 +39,6 @@ from spanwise.collector.stores.sqlite.search.searchable_text import (
     MAX_BUFFER_MEMORY,
     MAX_TRACE_CHARACTERS,
     TextBuffer,
-    add_leaves,
-    iterate_leaves,
 )
 
 

@@ -254,6 +254,12 @@ def _stored_text(value: JSON) -> str | None:
     return metadata_text(value)
 
 
+def metadata_as_texts(metadata: Mapping[str, JSON]) -> dict[str, str]:
+    """Return the scalar values of metadata as the texts that conditions compare."""
+    texts = {key: _stored_text(value) for key, value in metadata.items() if not isinstance(value, list | dict)}
+    return {key: text for key, text in texts.items() if text is not None}
+
+
 _NO_FEEDBACK = KeyFeedback()
 
 

@@ -9,9 +9,9 @@ import pytest
 from collector.conformance_traces import eventually
 from collector.making import run
 from collector.pages.scene import experiment, outcomes, rag
+from spanwise.collector import filters
 from spanwise.collector.pages.traces import trace_list
 from spanwise.collector.records import Feedback, Link, OpenRun, Target
-from spanwise.collector.stores.sqlite.query import record_lists
 
 
 @pytest.mark.process
@@ -231,7 +231,7 @@ def test_every_page_of_a_sorted_list_keeps_its_order(store, client, monkeypatch)
 
 
 def test_a_list_says_which_traces_are_sorted(store, client, monkeypatch):
-    monkeypatch.setattr(record_lists, "MAX_SORTED", 2)
+    monkeypatch.setattr(filters, "MAX_SORTED", 2)
     make_latencies(store)
     assert "Sorted: the newest 2 matching traces" in client.get("/traces?sort=cost").text
     assert "Sorted:" not in client.get("/traces?sort=start").text

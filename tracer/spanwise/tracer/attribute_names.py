@@ -113,6 +113,7 @@ FEEDBACK_BOOLEAN: Final = "spanwise.feedback.boolean"  # true: the score was a b
 # "trace" or "span" (default): the trace or span of the log record's context. "session" or "experiment": the one that
 # the attribute SESSION or EXPERIMENT names
 FEEDBACK_SCOPE: Final = "spanwise.feedback.scope"
+FEEDBACK_PROJECT: Final = "spanwise.feedback.project"  # of the session that the feedback is about
 FEEDBACK_DOCUMENT: Final = "spanwise.feedback.document"  # int, position in the span's documents
 FEEDBACK_OUTCOME: Final = "spanwise.feedback.outcome"  # "score" (default), "error", "skip"
 FEEDBACK_ERROR: Final = "spanwise.feedback.error"  # the error's message; error.type is only its class

@@ -378,7 +378,7 @@ def _list_scored(
 def _list_stored(store: Store, filter: Filter, *, sessions: bool) -> Iterator[tuple[Target, str]]:
     if sessions:
         for session in iterate_pages(partial(store.sessions, filter, limit=1_000)):
-            yield Target(session_id=session.session_id), ""
+            yield Target(session_id=session.session_id, project=session.project), ""
         return
     for trace in iterate_pages(partial(store.traces, filter, limit=1_000)):
         yield Target(trace_id=trace.trace_id), ""

@@ -138,10 +138,11 @@ def _read_evaluator_spec(attributes: dict[str, JSON]) -> dict[str, Any]:
 def _target(log: RawLog, attributes: dict[str, JSON]) -> Target:
     document = attributes.pop(names.FEEDBACK_DOCUMENT, None)
     scope = attributes.pop(names.FEEDBACK_SCOPE, "span")
+    project = text_or_none(attributes.pop(names.FEEDBACK_PROJECT, None))
     if scope == "session" or (not log.trace_id and names.SESSION in attributes):
-        return Target(session_id=_take_required_id(attributes, names.SESSION))
+        return Target(session_id=_take_required_id(attributes, names.SESSION), project=project)
     if not log.trace_id and scope == "span" and text_or_none(attributes.get(CONVERSATION)):
-        return Target(session_id=_take_required_id(attributes, CONVERSATION))
+        return Target(session_id=_take_required_id(attributes, CONVERSATION), project=project)
     if scope == "experiment":
         return Target(experiment_id=_take_required_id(attributes, names.EXPERIMENT))
     if scope == "trace" or log.span_id is None:
@@ -210,6 +211,7 @@ def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> di
         names.ERROR_TYPE: None if feedback.error is None else _find_error_class(feedback.error),
         names.FEEDBACK_SCOPE: scope,
         names.SESSION: target.session_id,
+        names.FEEDBACK_PROJECT: target.project,
         names.EXPERIMENT: target.experiment_id,
         names.FEEDBACK_DOCUMENT: target.document,
         names.FEEDBACK_OUTCOME: feedback.outcome,

@@ -276,7 +276,8 @@ def _truncate(run: Run) -> Run:
 def check_feedback_names(feedback: Feedback) -> None:
     """Raise `ItemRefused` if a name or an id in the feedback is too long."""
     labels = (feedback.key, feedback.label, feedback.author, feedback.evaluator, feedback.version, feedback.rule)
-    for name in (*labels, feedback.id, feedback.target.session_id, feedback.target.experiment_id):
+    target = feedback.target
+    for name in (*labels, feedback.id, target.session_id, target.experiment_id, target.project):
         if name is not None and len(name) > MAX_NAME_CHARS:
             raise ItemRefused(
                 "too_long",

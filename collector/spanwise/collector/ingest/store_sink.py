@@ -194,8 +194,6 @@ def scope_or_refuse(store: Store, project: str, items: Sequence[Run | LogItem]) 
             if (experiment_id := _experiment_id(item)) in foreign_experiments:
                 raise view.foreign_error("experiment", experiment_id or "")
             if isinstance(item, Feedback):
-                if item.target.session_id is not None:
-                    raise view.target_error()
                 results.append(view.scope_feedback(item))
             elif isinstance(item, Amendment):
                 results.append(view.scope_amendment(item))

@@ -40,6 +40,7 @@ from spanwise.collector.records import (
     Target,
     Trace,
     TraceSummary,
+    assign_session_project,
     feedback_id,
     normalize_feedback,
     normalize_target,
@@ -144,11 +145,11 @@ class ProjectScopedStore:
     def foreign_targets(self, targets: Iterable[Target]) -> frozenset[str]:
         """Return the ids of traces and experiments among the targets that belong to other projects.
 
-        Raise `Forbidden` for a target that belongs to no project, such as a session.
+        Raise `Forbidden` for a session of another project.
         """
         targets = list(map(normalize_target, targets))
-        if any(target.trace_id is None and target.experiment_id is None for target in targets):
-            raise self.target_error()
+        for target in targets:
+            self._check_session(target)
         return self.foreign_traces(target.trace_id for target in targets) | self.foreign_experiments(
             target.experiment_id for target in targets
         )
@@ -157,9 +158,13 @@ class ProjectScopedStore:
         """Return the error for a trace or an experiment of another project."""
         return self._forbidden(f"{kind} {id!r} belongs to another project")
 
-    def target_error(self) -> Forbidden:
-        """Return the error for a target that belongs to no project."""
-        return self._forbidden("the target of its feedback must be a trace, a span, a document or an experiment")
+    def _check_session(self, target: Target) -> Target:
+        """Return the target; a session is that of this project. Raise `Forbidden` for a session of another project."""
+        if target.session_id is None:
+            return target
+        if target.project not in (None, self.project):
+            raise self.foreign_error("session", target.session_id)
+        return replace(target, project=self.project)
 
     def scope_amendment(self, amendment: Amendment) -> Amendment:
         """Return the amendment restricted to runs of this project."""
@@ -167,8 +172,10 @@ class ProjectScopedStore:
 
     def scope_feedback(self, feedback: Feedback) -> Feedback:
         """Return the feedback with an id unique to this project. An id chosen by a client might be in use in another
-        project.
+        project. Raise `Forbidden` for a session of another project.
         """
+        self._check_session(feedback.target)
+        feedback = assign_session_project(feedback, self.project)
         if feedback.id == feedback_id(feedback):
             return feedback
         return replace(feedback, id=sha256(repr((self.project, feedback.id)).encode()).hexdigest()[:32])
@@ -210,24 +217,26 @@ class ProjectScopedStore:
         return is_stored
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
-        """Store feedback on traces, their spans and experiments, under ids that no other project has."""
+        """Store feedback on traces, their spans, sessions and experiments, under ids that no other project has."""
         self._store.add_feedback(self._scope_feedback_list(feedback))
 
     def feedback(self, target: str | Target, key: str, score: float | bool | None = None, **options: Any) -> Feedback:
-        """Store human feedback on traces, their spans and experiments."""
+        """Store human feedback on traces, their spans, sessions and experiments."""
         row = make_human_feedback(target, key, score, **options)
         if self.foreign_targets([row.target]):  # dropped, as in `add_feedback`
             return row
+        if row.target.session_id is not None:
+            target = self._check_session(row.target)
         stored: Feedback = self._store.feedback(target, key, score, **options)
         return stored
 
     def feedbacks(
         self, filter: Filter | None = None, *, target: Target | None = None, **options: Any
     ) -> Page[Feedback]:
-        """Return feedback on traces, their spans and experiments."""
+        """Return feedback on traces, their spans, sessions and experiments."""
         if target is not None and self.foreign_targets([target]):
             return Page(items=(), next=None)
-        options = options if target is None else {**options, "target": target}
+        options = options if target is None else {**options, "target": self._check_session(target)}
         page: Page[Feedback] = self._call_with_filter("feedbacks", filter, **options)
         return page
 

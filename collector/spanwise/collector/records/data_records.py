@@ -18,13 +18,18 @@ from spanwise.collector.records.json_values import JSON, DatasetKind, Outcome, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Target of feedback: a trace, a span, one document of a span, a session or an experiment."""
+    """Target of feedback: a trace, a span, one document of a span, a session or an experiment.
+
+    Projects may use the same session ids. `project` names the project of a session. Without it, the target is the session
+    in any project.
+    """
 
     trace_id: str | None = None
     span_id: str | None = None
     document: int | None = None  # position in the span's documents
     session_id: str | None = None
     experiment_id: str | None = None
+    project: str | None = None  # of a session
 
     def __post_init__(self) -> None:
         named = [self.trace_id is not None, self.session_id is not None, self.experiment_id is not None]
@@ -34,6 +39,8 @@ class Target:
             raise ValueError(f"a target with a span_id needs the trace_id, too, got {self!r}")
         if self.document is not None and self.span_id is None:
             raise ValueError(f"a target with a document needs the span_id, too, got {self!r}")
+        if self.project is not None and (self.session_id is None or not self.project):
+            raise ValueError(f"a target with a project needs a session_id and a name of the project, got {self!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +217,18 @@ def normalize_feedback(feedback: Feedback) -> Feedback:
     return replace(feedback, target=target, id="" if derived else feedback.id)
 
 
+def assign_session_project(feedback: Feedback, project: str) -> Feedback:
+    """Return feedback with the project of its session. Other targets, and sessions with a project, are not changed.
+
+    An id that is derived from the target is updated.
+    """
+    if feedback.target.session_id is None or feedback.target.project is not None:
+        return feedback
+    is_derived = feedback.id == feedback_id(feedback)
+    target = replace(feedback.target, project=project)
+    return replace(feedback, target=target, id="" if is_derived else feedback.id)
+
+
 def _normalize_id(name: str, id: str, digits: int) -> str:
     text = id.replace("-", "").lower()
     if len(text) != digits or not _HEX.fullmatch(text) or not text.strip("0"):
@@ -224,7 +243,7 @@ _TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
 def feedback_id(feedback: Feedback) -> str:
     """Return the id of feedback: 32 hex digits over the fields that identify it."""
     target, ruled = feedback.target, feedback.rule is not None
-    parts = (
+    parts: tuple[object, ...] = (
         target.trace_id,
         target.span_id,
         target.document,
@@ -237,6 +256,8 @@ def feedback_id(feedback: Feedback) -> str:
         None if ruled else feedback.version,
         feedback.rule,
     )
+    if target.project is not None:  # the ids of other feedback are those that earlier versions derived
+        parts = (*parts, target.project)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 

@@ -193,10 +193,21 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
     if version is None and rows_of_judge:
         version = max(rows_of_judge, key=lambda row: row.created_ns).version
     judged = {row.target: row for row in select_latest(row for row in rows_of_judge if row.version == version)}
+    of_sessions: dict[str, set[Target]] = {}
+    for target in judged:
+        if target.session_id is not None:
+            of_sessions.setdefault(target.session_id, set()).add(target)
     by_target: dict[Target, list[Feedback]] = {}
     for vote in select_latest(votes):
         if vote.outcome == "score":
-            by_target.setdefault(vote.target, []).append(vote)
+            target = vote.target
+            if (
+                target.session_id is not None
+                and target.project is None
+                and len(of_sessions.get(target.session_id, ())) == 1
+            ):
+                [target] = of_sessions[target.session_id]  # the session in any project: this one
+            by_target.setdefault(target, []).append(vote)
     decided = {target: value for target, rows in by_target.items() if (value := get_majority_label(rows)) is not None}
     pairs = [
         LabelledCase(

@@ -5,7 +5,13 @@ Modules, in the order in which data flows:
 - `flat_tables`: Flat tables for analysis: name, type, description and source of each column; data frames of their
   rows.
 - `store_interfaces`: Store interfaces: traces, control records, both in one, and optional capabilities.
+- `table_rows`: Table rows: column values, hashed ids, statements for many rows, cursors of pages.
+- `run_codec`: Encoding of runs for all stores: facts, payloads, sampling information of a span.
+- `side_records`: Records of senders besides runs: amendments, started runs, and reports of processes, as all stores keep
+  them.
+- `trace_summary`: Trace summary: definition of a trace's totals (root, tokens, cost, completeness) over all of its spans.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
+- `rule_feedback`: Feedback of rules: which scores a lease replaces, and which are outdated, by the numbers of the leases.
 - `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
   kind.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules, decisions,
@@ -13,6 +19,9 @@ Modules, in the order in which data flows:
 - `cluster_store`: Cluster store: traces in ClickHouse and control records in PostgreSQL, shared by any number of
   processes.
 - `control_tables`: Tables of a control backend as rows, for copies between databases: names, keys, export and import.
+- `search_terms`: Search terms of all backends: texts in a JSON value, tokens of Chinese, Japanese and Korean text, terms
+  of a search.
+- `table_rows`: Table rows: column values, hashed ids, statements for many rows, cursors of pages.
 - `trace_assembly`: Assembly of traces: amendments merged into runs, the tree of runs, derived inputs and outputs of
   the root.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
@@ -153,7 +162,13 @@ SHARED_MODULES = [
     "control_tables",
     "decision_explanation",
     "flat_tables",
+    "rule_feedback",
+    "run_codec",
+    "search_terms",
+    "side_records",
     "store_interfaces",
+    "table_rows",
     "trace_assembly",
+    "trace_summary",
     "weighted_sums",
 ]

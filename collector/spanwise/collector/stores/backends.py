@@ -91,13 +91,13 @@ class ScoreQuery(NamedTuple):
 class RuleScore(NamedTuple):
     """Score, error or skip of a rule, with the session of its trace (if any) and the start time of the trace.
 
-    For a session as target, these are that session and the start of its first trace, and it has no groups.
+    For a session as target, these are that session and the start of its first trace.
     """
 
     feedback: Feedback
     session_id: str | None
     start_ns: int
-    groups: Sequence[str] = ()  # values of the field `ScoreQuery.by` of the trace
+    groups: Sequence[str] = ()  # values of the field `ScoreQuery.by` of the trace, or of all traces of the session
 
 
 class BucketScore(NamedTuple):

@@ -53,7 +53,7 @@ def preview_backfill(
             if get_sampling_position(unit) < get_sampling_rate(applied.settings, head.passes[1:])[0]:
                 sampled.setdefault(unit, head)
     targets = {
-        unit: Target(session_id=head.session_id) if is_session else Target(trace_id=head.trace_id)
+        unit: Target(session_id=head.session_id, project=rule.project) if is_session else Target(trace_id=head.trace_id)
         for unit, head in sampled.items()
     }
     known = control.find_results(rule, targets.values())

@@ -42,6 +42,7 @@ from spanwise.collector.records import (
     TraceSummary,
     WeightedScore,
     WorkerReport,
+    assign_session_project,
 )
 from spanwise.collector.request_context import CURRENT_ACTOR, Actor, get_current_actor
 from spanwise.collector.rule_policy import (
@@ -648,11 +649,15 @@ class CombinedStore:
 
 
 def _collect_feedback(finish: ClaimResult, plan: FinishPlan) -> TargetFeedback:
-    """Return the feedback of a finish, for all evaluators that it mentions."""
+    """Return the feedback of a finish, for all evaluators that it mentions. Sessions get the project of the rule."""
     evaluators = [one.evaluator for one in finish.feedback if one.evaluator is not None]
     names, claim = tuple(dict.fromkeys([*finish.reported, *evaluators])), finish.claim
     replace_all = plan.whole and bool(names)  # without a result, the lease leaves existing feedback unchanged
-    return TargetFeedback(claim.rule, claim.target, claim.number, names, finish.feedback, replace_all)
+    target, feedback = claim.target, finish.feedback
+    if target.session_id is not None and claim.project:
+        target = replace(target, project=claim.project)
+        feedback = tuple(assign_session_project(row, claim.project) for row in feedback)
+    return TargetFeedback(claim.rule, target, claim.number, names, feedback, replace_all)
 
 
 def _fail_target(decision: Decision, rule: Rule | None) -> ClaimResult:

@@ -321,6 +321,7 @@ FEEDBACK = Table(
         ),
         Column("session_id", "text", "session, for feedback on a session", lambda f: f.target.session_id),
         Column("experiment_id", "text", "experiment, for feedback on an experiment", lambda f: f.target.experiment_id),
+        Column("project", "text", "project of the session; null for other targets", lambda f: f.target.project),
         Column("key", "text", "key, such as correctness", lambda f: f.key),
         Column("score", "real", "score; 1 and 0 for booleans", _score),
         Column("is_boolean", "boolean", "whether the score is a boolean", lambda f: isinstance(f.score, bool)),

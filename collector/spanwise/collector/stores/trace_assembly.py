@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast, get_type_hints
 import msgspec
 
 from spanwise.collector import record_encoding
+from spanwise.collector.content import summarize
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import JSON, Feedback, Run, Status, Target, TreeNode, make_fast_constructor
 from spanwise.tracer import attribute_names as names
@@ -296,3 +297,12 @@ def _iterate_descendants(root_id: str, runs: Sequence[DerivationNode], *, latest
         run = waiting.pop()
         yield run
         waiting += children.pop(run.span_id, [])[::-1]
+
+
+PREVIEW_CHARACTERS = 300  # characters of inputs and outputs in a summary
+
+
+def make_preview(value: JSON) -> str:
+    """Return the beginning of the main text of a value, for summaries of traces."""
+    text = summarize(value)
+    return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"

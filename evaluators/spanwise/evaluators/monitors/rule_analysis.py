@@ -205,7 +205,7 @@ def _load_cases(rule: Rule, store: Store, sampled: Sequence[TraceSummary]) -> It
     """Yield the targets that a worker would score, each with its case. The traces may represent sessions."""
     if rule.target == "session":
         for session in (summary.session_id or "" for summary in sampled):
-            yield Target(session_id=session), make_case(load_turns(session, store, rule.project))
+            yield Target(session_id=session, project=rule.project), make_case(load_turns(session, store, rule.project))
         return
     for batch in batch_by_size((summary.trace_id, None) for summary in sampled):
         for trace in store.many(batch):

@@ -162,7 +162,7 @@ MAX_TARGETS = 100  # maximum number of target spans or documents of one trace
 def trace_target(rule: Rule, head: TraceHead) -> Target:
     """Return the trace, or its session if sessions are the target."""
     if rule.target == "session" and head.session_id is not None:
-        return Target(session_id=head.session_id)
+        return Target(session_id=head.session_id, project=head.project)
     return Target(trace_id=head.trace_id)
 
 

@@ -49,6 +49,7 @@ from spanwise.collector.stores.backends import (
     TraceCopy,
 )
 from spanwise.collector.stores.combined_store import CombinedStore
+from spanwise.collector.stores.side_records import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.database.connections import can_write
 from spanwise.collector.stores.sqlite.database.file_lock import real_path
@@ -73,7 +74,6 @@ from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_c
 from spanwise.collector.stores.sqlite.trace_copy import SQLiteTraceCopy
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
-from spanwise.collector.stores.sqlite.write.side_tables import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
 from spanwise.collector.stores.weighted_sums import SumsQuery
 

@@ -131,7 +131,7 @@ def get_trace_range(trace_id: str) -> tuple[str, str]:
 def decode_target(project: str, address: str) -> Target:
     """Return the target at an address."""
     if address.startswith("/"):
-        return Target(session_id=address[len(project) + 2 :])
+        return Target(session_id=address[len(project) + 2 :], project=project or None)
     trace, _, suffix = address.partition("/")
     span, _, document = suffix.partition("/")
     return Target(

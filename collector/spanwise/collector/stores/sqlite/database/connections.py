@@ -24,16 +24,11 @@ from spanwise.collector.errors import Closed, Halted, Refused, StoreError, Unava
 from spanwise.collector.formatting import error_group
 from spanwise.collector.records import JSON, Run
 from spanwise.collector.request_context import CURRENT_QUERY, CancellableQuery
+from spanwise.collector.stores.run_codec import SPAN_COLUMN_COUNT, Fact, decode_run, extract_fact
 from spanwise.collector.stores.sqlite.database.file_lock import OwnerProcess
 from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, PAGE_SIZE, migrate
 from spanwise.collector.stores.sqlite.database.table_rows import iterate_rows, loads, select_many
-from spanwise.collector.stores.sqlite.write.run_codec import (
-    SPAN_COLUMN_COUNT,
-    Fact,
-    PayloadDecoder,
-    decode_run,
-    extract_fact,
-)
+from spanwise.collector.stores.sqlite.write.run_codec import PayloadDecoder
 
 FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 READONLY_CODES = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)

@@ -9,6 +9,7 @@ holds each random trace id once. All other tables refer to the trace by its inte
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sqlite3
@@ -20,7 +21,7 @@ from typing import TypeAlias
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID, convert_names
-from spanwise.collector.stores.sqlite.database.score_sum_schema import ADD_SCORE_SUMS
+from spanwise.collector.stores.sqlite.database.score_sum_schema import ADD_SCORE_SUMS, watch_group_fields
 
 log = logging.getLogger("spanwise.collector.migration")
 
@@ -497,6 +498,46 @@ _SPEND_TABLE = (
 _PAUSE_COLUMNS = ("ALTER TABLE rules ADD COLUMN paused_by TEXT", "ALTER TABLE rules ADD COLUMN paused_ns INTEGER")
 
 
+# Project of a session that is the target of feedback. Only feedback of rules gets it, because other feedback of old files
+# may be reported again without it. A repeat overwrites feedback by its id
+_INDEX_SESSION_PROJECT = "CREATE INDEX feedback_by_project ON feedback (project) WHERE project IS NOT NULL"
+_SESSION_FEEDBACK = (
+    "SELECT id, rule, session_id, document, experiment_id, key, source, evaluator FROM feedback"
+    " WHERE rule IS NOT NULL AND session_id IS NOT NULL AND trace_id IS NULL"
+)
+
+
+def _add_session_projects(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Add the project of the session to feedback of rules on sessions, if one rule or one project has the session."""
+    db.execute("ALTER TABLE feedback ADD COLUMN project TEXT")
+    db.execute(_INDEX_SESSION_PROJECT)
+    rows = db.execute(_SESSION_FEEDBACK).fetchall()
+    for number, (id, rule, session, document, experiment, key, source, evaluator) in enumerate(rows):
+        report(number, len(rows))
+        deciding = db.execute(
+            "SELECT DISTINCT r.project FROM rules r JOIN decisions d ON d.rule = r.id"
+            " AND d.target = '/' || r.project || '/' || ? WHERE r.name = ?",
+            (session, rule),
+        ).fetchall()
+        having = "SELECT DISTINCT project FROM traces WHERE session_id = ? AND project IS NOT NULL"
+        projects = deciding or db.execute(having, (session,)).fetchall()
+        if len(projects) != 1:
+            continue  # the feedback stays that of the session in any project
+        parts = (None, None, document, session, experiment, key, source, None, evaluator, None, rule)
+        [project] = projects[0]
+        new = _derive_id(*parts, project) if id == _derive_id(*parts) else id
+        db.execute("UPDATE feedback SET project = ?, id = ? WHERE id = ?", (project, new, id))
+    for (session,) in db.execute(f"SELECT DISTINCT session_id FROM ({_SESSION_FEEDBACK})").fetchall():
+        db.execute("INSERT OR IGNORE INTO score_target_changes VALUES (?)", (f"/{session}",))
+    if db.execute("SELECT 1 FROM score_groupings LIMIT 1").fetchone():
+        watch_group_fields(db)  # of sessions, too
+
+
+def _derive_id(*parts: object) -> str:
+    """Return the id of feedback with these parts, as `feedback_id` derives it."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
 # By version: the step to the next version. Each runs in one transaction and reports its progress in units of its choice
 MigrationStep: TypeAlias = Callable[[sqlite3.Connection, ReportProgress], None]
 MIGRATIONS: Mapping[int, MigrationStep] = {
@@ -514,6 +555,7 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     28: partial(_run_statements, statements=_CREATE_BACKFILLS),
     29: partial(_run_statements, statements=_SPEND_TABLE),
     30: partial(_run_statements, statements=_PAUSE_COLUMNS),
+    31: _add_session_projects,
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 

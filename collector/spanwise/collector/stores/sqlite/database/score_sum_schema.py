@@ -91,6 +91,24 @@ _GROUP_TRIGGER = (
     f"CREATE TRIGGER IF NOT EXISTS score_group_changed AFTER UPDATE OF {', '.join(_GROUP_COLUMNS)} ON traces"
     f" WHEN {' OR '.join(f'new.{name} IS NOT old.{name}' for name in _GROUP_COLUMNS)} BEGIN {_RECORD_TRACE_FIELDS}; END"
 )
+# A session has the values of all its traces
+_RECORD_SESSION = (
+    "INSERT INTO score_target_changes SELECT '/' || {0}.session_id WHERE {0}.session_id IS NOT NULL"
+    " AND EXISTS (SELECT 1 FROM feedback f WHERE f.session_id = {0}.session_id AND f.rule IS NOT NULL)"
+    " AND NOT EXISTS (SELECT 1 FROM score_target_changes c WHERE c.target = '/' || {0}.session_id);"
+)
+_RECORD_SESSIONS = " ".join(_RECORD_SESSION.format(row) for row in ("new", "old"))
+_SESSION_GROUP_COLUMNS = ("session_id", "project", "kind", *_GROUP_COLUMNS)
+_GROUP_TRIGGERS = (
+    _GROUP_TRIGGER,
+    f"CREATE TRIGGER IF NOT EXISTS score_session_group_changed AFTER UPDATE OF {', '.join(_SESSION_GROUP_COLUMNS)} ON traces"
+    " WHEN (new.session_id IS NOT NULL OR old.session_id IS NOT NULL)"
+    f" AND ({' OR '.join(f'new.{name} IS NOT old.{name}' for name in _SESSION_GROUP_COLUMNS)}) BEGIN {_RECORD_SESSIONS} END",
+    "CREATE TRIGGER IF NOT EXISTS score_session_group_added AFTER INSERT ON traces WHEN new.session_id IS NOT NULL"
+    f" BEGIN {_RECORD_SESSION.format('new')} END",
+    "CREATE TRIGGER IF NOT EXISTS score_session_group_removed AFTER DELETE ON traces WHEN old.session_id IS NOT NULL"
+    f" BEGIN {_RECORD_SESSION.format('old')} END",
+)
 _RECORD_ALL_SCORES = (
     "INSERT OR IGNORE INTO score_changes SELECT trace FROM feedback WHERE rule IS NOT NULL AND trace IS NOT NULL",
     "INSERT OR IGNORE INTO score_target_changes SELECT '/' || session_id FROM feedback"
@@ -123,7 +141,8 @@ def mark_score_sums_stale(db: sqlite3.Connection) -> None:
 
 def watch_group_fields(db: sqlite3.Connection) -> None:
     """Record from now on changes of the fields by which sums can be grouped. Files without groupings do without."""
-    db.execute(_GROUP_TRIGGER)
+    for statement in _GROUP_TRIGGERS:
+        db.execute(statement)
 
 
 def record_scores(db: sqlite3.Connection, traces: Iterable[int], sessions: Iterable[str]) -> None:

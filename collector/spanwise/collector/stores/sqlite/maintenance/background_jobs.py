@@ -38,9 +38,9 @@ from spanwise.collector.stores.sqlite.score_sums.background_sums import ScoreSum
 from spanwise.collector.stores.sqlite.search import fulltext_index
 from spanwise.collector.stores.sqlite.write import side_tables
 from spanwise.collector.stores.sqlite.write.incremental_summary import IncrementalSummary, LocalRootUpdate
+from spanwise.collector.stores.sqlite.write.span_tree import COST_FLAG, TOKENS_FLAG, TraceNodes
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
 from spanwise.collector.stores.sqlite.write.trace_cache import MAX_REBUILD_SPANS, read_flags
-from spanwise.collector.stores.sqlite.write.trace_summary import COST_FLAG, TOKENS_FLAG, TraceNodes
 
 # Background jobs: rebuild trace summaries and stale hourly rollups, seal finished hours and days.
 #

@@ -56,6 +56,12 @@ def find_deletable(
     return DeletedTraces([row[0] for row in rows], ended, next)
 
 
+_ENDED_IN_PROJECT = (
+    "SELECT id FROM feedback f WHERE f.session_id IN (%s) AND f.project IS NOT NULL AND NOT EXISTS"
+    " (SELECT 1 FROM traces t WHERE t.session_id = f.session_id AND t.project = f.project)"
+)
+
+
 class DeletionPace:
     """Number of spans per transaction, adapted so that it takes about `TRANSACTION_SECONDS`."""
 
@@ -86,8 +92,8 @@ class DeletionPace:
 def delete_traces(
     appender: Appender, gone: DeletedTraces, pace: DeletionPace, db: sqlite3.Connection
 ) -> tuple[int, set[str]]:
-    """Delete these traces, the feedback on sessions that have no other traces, and the traces of evaluators that gave
-    the deleted feedback.
+    """Delete these traces, the feedback on sessions that have no other traces (in the project, if it names one), and the
+    traces of evaluators that gave the deleted feedback.
 
     Return the number of these traces and their tags.
     """
@@ -103,8 +109,10 @@ def delete_traces(
     sessions = {row[2] for row in rows if row[2] is not None}
     sql = "SELECT DISTINCT session_id FROM traces WHERE session_id IN (%s)"
     ended = sessions - {row[0] for row in select_many(db, sql, sessions)}
-    linked |= _linked_judgements(db, "session_id", ended)
-    delete_many(db, "feedback", "session_id", ended)
+    of_ended = [row[0] for row in select_many(db, "SELECT id FROM feedback WHERE session_id IN (%s)", ended)]
+    of_ended += [row[0] for row in select_many(db, _ENDED_IN_PROJECT, sessions - ended)]
+    linked |= _linked_judgements(db, "id", of_ended)
+    delete_many(db, "feedback", "id", of_ended)
     delete_judgements(appender, db, linked)
     pace.record(sum(row[3] for row in rows), time.perf_counter() - began)
     return len(rows), {tag for row in rows if row[1] is not None for tag in loads(row[1])}

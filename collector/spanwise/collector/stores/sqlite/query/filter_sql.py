@@ -11,18 +11,17 @@ from typing import Any, NamedTuple
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import (
     EVALUATOR_KIND,
-    MAX_CONDITION_VALUES,
-    MAX_PREFIXES,
     OPERATORS,
     YES_AND_NO,
     Filter,
     metadata_text,
     refuse_dataset,
 )
+from spanwise.collector.stores.search_terms import check_terms, compile_terms
 from spanwise.collector.stores.sqlite.database.table_rows import INT_MAX, dumps
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS
-from spanwise.collector.stores.sqlite.search.searchable_text import compile_match
-from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
+from spanwise.collector.stores.sqlite.search.searchable_text import format_match
+from spanwise.collector.stores.trace_summary import MAX_LISTED
 
 # Filters compiled to SQL conditions.
 
@@ -242,22 +241,12 @@ def _outcome(outcome: str) -> Callable[[Any], list[SQLCondition]]:
 
 
 def _text(value: str) -> list[SQLCondition]:
-    match = compile_match(value)
-    if not match:
+    terms = compile_terms(value)
+    if not terms:
         return []
-    if match.count('"*') > MAX_PREFIXES:
-        raise Refused(f"text has more than {MAX_PREFIXES} prefixes such as `pay*`; write some of the words out")
-    if short := _SHORT_PREFIX.search(match):
-        raise Refused(f"the prefix {short[1] + '*'!r} in text is too short; write at least three letters before `*`")
-    if (count := match.count(" ") + 1) > MAX_CONDITION_VALUES:
-        raise Refused(f"text has {count:,} words, more than the limit of {MAX_CONDITION_VALUES}")
-    ids = "SELECT rowid FROM words WHERE words MATCH ?"
+    check_terms(terms)
+    ids, match = "SELECT rowid FROM words WHERE words MATCH ?", format_match(terms)
     return [SQLCondition(f"t.id IN ({ids})", (match,), ids, (match,))]
-
-
-# Prefixes with too many matching words: FTS5 takes at least 0.1 s to merge the lists for 200,000 traces. From U+3000
-# on, as in Chinese, a single character is as rare as a word
-_SHORT_PREFIX = re.compile(r'["\s]([^"\s\u1100-\u11ff\u3000-\U0010ffff]{1,2})"\*')
 
 
 QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete if no span has arrived for this long

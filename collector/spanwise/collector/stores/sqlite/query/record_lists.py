@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
 
+from spanwise.collector import filters
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import (
     SESSION_COLUMNS,
@@ -49,7 +51,6 @@ from spanwise.collector.stores.sqlite.write import feedback_table
 # - Sorting reads all traces of the set. If more than `MAX_SORTED` pass, the set is the newest of them.
 # - The index of scores is in the order of a sort by feedback, so only as many traces are read as a page needs.
 
-MAX_SORTED = 100_000  # traces; each takes less than a microsecond
 MAX_LOOKUPS = 20_000  # traces whose score is looked up one by one; for more, the index of scores is read
 
 _TRACE_VALUES = {
@@ -110,12 +111,12 @@ def _find_set(db: sqlite3.Connection, plan: QueryPlan, *, unlimited: bool = Fals
     if unlimited:
         return SortedSet(upto, None, 0, 0)
     newest = f"SELECT t.id AS id, t.start_ns AS start_ns FROM {plan.source} WHERE {plan.where} ORDER BY t.start_ns DESC"
-    sql = f"SELECT count(*), coalesce(min(id), 0) FROM ({newest} LIMIT {MAX_SORTED + 1})"
+    sql = f"SELECT count(*), coalesce(min(id), 0) FROM ({newest} LIMIT {filters.MAX_SORTED + 1})"
     count, lowest = db.execute(sql, plan.values).fetchone()
-    if count <= MAX_SORTED:
+    if count <= filters.MAX_SORTED:
         return SortedSet(upto, None, lowest, count)
-    [_, since_ns] = db.execute(f"{newest} LIMIT 1 OFFSET {MAX_SORTED - 1}", plan.values).fetchone()
-    return SortedSet(upto, since_ns, lowest, MAX_SORTED)
+    [_, since_ns] = db.execute(f"{newest} LIMIT 1 OFFSET {filters.MAX_SORTED - 1}", plan.values).fetchone()
+    return SortedSet(upto, since_ns, lowest, filters.MAX_SORTED)
 
 
 def _sort_page(
@@ -366,8 +367,8 @@ def list_feedback(
     limit: int,
     cursor: str | None,
 ) -> Page[Feedback]:
-    """Return one page of feedback, newest first."""
-    where, values = restrict_to_traces(db, filter)
+    """Return one page of feedback, newest first. Feedback on a session of a project belongs to the project."""
+    where, values = restrict_feedback(db, filter)
     if key is not None:
         where.append("f.key = ?")
         values.append(key)
@@ -387,7 +388,18 @@ def list_feedback(
     return Page(items=tuple(map(feedback_table.feedback_from_row, rows)), next=next)
 
 
-def restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+def restrict_feedback(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+    """Return SQL conditions that restrict feedback to traces that pass a filter.
+
+    If the filter is a project alone, feedback on sessions of this project passes, too.
+    """
+    where, values = _restrict_to_traces(db, filter)
+    if filter.project is not None and replace(filter, project=None) == Filter():
+        return [f"({' AND '.join(where)} OR f.project = ?)"], [*values, filter.project]
+    return where, values
+
+
+def _restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
     """Return SQL conditions that restrict feedback to traces that pass a filter.
 
     If at most `FEW_TRACES` traces pass, the condition lists their keys. Otherwise the filter is tested on the trace
@@ -407,7 +419,7 @@ def restrict_to_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str
 
 
 def _add_target_conditions(target: Target, where: list[str], values: list[Any]) -> None:
-    """Add conditions that select exactly this target. The trace's integer key lets SQLite use the index."""
+    """Add conditions that select this target. The trace's integer key lets SQLite use the index."""
     if target.trace_id is not None:
         where.append("f.trace = (SELECT id FROM traces WHERE trace_id = ?)")
         values.append(target.trace_id)
@@ -415,6 +427,9 @@ def _add_target_conditions(target: Target, where: list[str], values: list[Any]) 
         value = getattr(target, name)
         where.append(f"f.{name} IS NULL" if value is None else f"f.{name} = ?")
         values.extend(() if value is None else (value,))
+    if target.project is not None:  # otherwise the session in any project
+        where.append("f.project = ?")
+        values.append(target.project)
 
 
 _SELECT_RUNS = """

@@ -18,7 +18,7 @@ from spanwise.collector.stores.flat_tables import DocumentRecord, ResultRecord, 
 from spanwise.collector.stores.sqlite.database.connections import SELECT_RUN, Reader
 from spanwise.collector.stores.sqlite.database.table_rows import cut_page, loads, parse_cursor, select_many
 from spanwise.collector.stores.sqlite.query.filter_sql import HAS_SPANS, VISIBLE_SQL, complete_sql, plan_query
-from spanwise.collector.stores.sqlite.query.record_lists import read_newest_scores, restrict_to_traces
+from spanwise.collector.stores.sqlite.query.record_lists import read_newest_scores, restrict_feedback
 from spanwise.collector.stores.sqlite.query.trace_queries import RootRow, complete_stored_root, read_roots
 from spanwise.collector.stores.sqlite.write import feedback_table
 from spanwise.collector.stores.trace_assembly import complete_root
@@ -193,7 +193,7 @@ _OF_VISIBLE_TRACE = (
 
 
 def _read_feedback(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None) -> Page[Feedback]:
-    where, values = restrict_to_traces(db, filter)
+    where, values = restrict_feedback(db, filter)
     if not where:
         where = [_OF_VISIBLE_TRACE]
     if cursor is not None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
-from spanwise.collector.content import summarize
 from spanwise.collector.errors import NotFound, TooLarge
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, MAX_UNINDEXED, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
@@ -32,6 +31,7 @@ from spanwise.collector.stores.trace_assembly import (
     find_derived_values,
     find_root_derivable,
     make_branch,
+    make_preview,
     walk_tree,
 )
 
@@ -75,7 +75,6 @@ def complete_stored_root(reader: Reader, trace: int, root: Run) -> Run:
     )
 
 
-PREVIEW_CHARACTERS = 300  # characters of inputs and outputs in a summary
 # Previews of the inputs and outputs of large roots, by hash and length of their compressed payload, and by what decides
 # whether other runs provide these values. To parse a payload of 5 MB takes 50 ms, and lists are read again and again.
 LARGE_PAYLOAD = 50_000  # bytes of a compressed payload
@@ -234,12 +233,6 @@ def _make_summary(
         failed=tuple(unscored.get("error", ())),
         skipped=tuple(unscored.get("skip", ())),
     )
-
-
-def make_preview(value: JSON) -> str:
-    """Return the beginning of the main text of a value."""
-    text = summarize(value)
-    return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
 
 
 def read_trace(reader: Reader, trace_id: str) -> Trace:

@@ -34,7 +34,7 @@ from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     pack_bins,
     unpack_bins,
 )
-from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
+from spanwise.collector.stores.trace_summary import MAX_LISTED
 
 
 class BucketTotals:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from spanwise.collector.records import Target
 from spanwise.collector.stores.sqlite.control import decision_rows
 from spanwise.collector.stores.sqlite.database.table_rows import select_many
-from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL
+from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL, VISIBLE_SQL
 from spanwise.collector.stores.weighted_sums import (
     LIVE,
     LIVE_PREFIX,
@@ -86,7 +86,7 @@ _OF_TRACES = (
     " AND f.trace IN (%s)"
 )
 _OF_SESSIONS = (
-    f"SELECT {_COLUMNS}, f.session_id, NULL, NULL, f.session_id FROM feedback f INDEXED BY feedback_by_session"
+    f"SELECT {_COLUMNS}, f.session_id, NULL, f.project, f.session_id FROM feedback f INDEXED BY feedback_by_session"
     f" WHERE f.rule IS NOT NULL AND {_COUNTS} AND f.trace IS NULL AND f.session_id IN (%s)"
 )
 _DECISIONS = (
@@ -126,7 +126,7 @@ def read_contributions(
         if into is None:
             into = amounts[owner, start_ns] = {}
             found[owner].append(Contribution(start_ns, session, into))
-        for by, value in (("", ""), *values.get((owner, rule), ())):
+        for by, value in (("", ""), *values.get((owner, project, rule), ())):
             of_field = live if by.startswith(LIVE) else probability
             if of_field == 0 and by.startswith(LIVE):
                 continue  # a backfill added this score, error or skip
@@ -138,14 +138,19 @@ def read_contributions(
 
 
 def _session_rows(db: sqlite3.Connection, sessions: Iterable[str]) -> list[Any]:
-    """Return the feedback on sessions, once for each project that has decided on the session."""
-    rows = select_many(db, _OF_SESSIONS, sessions)
+    """Return the feedback on sessions. Feedback without a project appears once for each project that has decided on the
+    session.
+    """
+    found = select_many(db, _OF_SESSIONS, sessions)
+    own = [row for row in found if row[11] is not None]
+    rows = [row for row in found if row[11] is None]
     if not rows:
-        return []
+        return own
     projects = [project for (project,) in db.execute("SELECT DISTINCT project FROM rules")]
     places = {(project, row[9]): f"/{project}/{row[9]}" for row in rows for project in projects}
     stored = {row[0] for row in select_many(db, "SELECT target FROM decisions WHERE target IN (%s)", places.values())}
-    return [(*row[:11], project, row[12]) for row in rows for project in projects if places[project, row[9]] in stored]
+    decided = [(row, project) for row in rows for project in projects if places[project, row[9]] in stored]
+    return [*own, *((*row[:11], project, row[12]) for row, project in decided)]
 
 
 def list_addresses(row: Sequence[Any]) -> list[str]:
@@ -176,36 +181,67 @@ def _find_decision(
     return version, probability, live
 
 
+_ScoredOwner: TypeAlias = tuple[int | str, str, str]  # key of a trace or id of a session, project, rule
+_TRACE_VALUES = "SELECT DISTINCT t.id, {} FROM traces t {} WHERE t.id IN (%s)"
+# a session has the values of all its traces in the project
+_SESSION_VALUES = (
+    "SELECT DISTINCT t.session_id, {} FROM traces t INDEXED BY traces_by_session {} WHERE t.project = ?"
+    f" AND {VISIBLE_SQL.format('t')} AND t.session_id IN (%s)"
+)
+
+
 def _read_group_values(
     db: sqlite3.Connection, rows: Sequence[Sequence[Any]], groupings: Collection[Grouping]
-) -> dict[tuple[int | str, str], list[tuple[str, str]]]:
-    """Return fields and values of each trace, by trace and rule, for the groupings of the rule."""
-    by_field: dict[str, dict[int, list[str]]] = defaultdict(dict)
-    found: dict[tuple[int | str, str], list[tuple[str, str]]] = defaultdict(list)
-    for project, rule, by in groupings:
+) -> dict[_ScoredOwner, list[tuple[str, str]]]:
+    """Return fields and values of each trace or session, by owner, project and rule, for the groupings of the rule."""
+    owners: dict[tuple[str, str], tuple[set[int], set[str]]] = defaultdict(lambda: (set(), set()))
+    for row in rows:
+        traces, sessions = owners[row[11], row[0]]
+        if row[10] is not None:
+            traces.add(row[9])
+        else:
+            sessions.add(row[9])
+    found: dict[_ScoredOwner, list[tuple[str, str]]] = defaultdict(list)
+    by_field: dict[str, list[Grouping]] = defaultdict(list)
+    for grouping in groupings:
+        if grouping[:2] in owners:
+            by_field[grouping.field].append(grouping)
+    for by, of_field in by_field.items():
         if by == LIVE:
-            owners = {row[9] for row in rows if (row[11], row[0]) == (project, rule)}
-            for owner in owners:
-                found[owner, rule].append((LIVE, ""))
+            for project, rule, _ in of_field:
+                for of_kind in owners[project, rule]:
+                    for owner in of_kind:
+                        found[owner, project, rule].append((LIVE, ""))
             continue
-        for row in rows:
-            if (row[11], row[0]) == (project, rule) and row[10] is not None:
-                rules = by_field[by].setdefault(row[9], [])
-                if rule not in rules:
-                    rules.append(rule)
-    for by, traces in by_field.items():
-        for trace, values in read_field_values(db, by.removeprefix(LIVE_PREFIX), traces).items():
-            for rule in traces[trace]:
-                found[trace, rule].extend((by, value) for value in values)
+        named = by.removeprefix(LIVE_PREFIX)
+        of_traces = read_trace_values(db, named, {trace for each in of_field for trace in owners[each[:2]][0]})
+        for project, rule, _ in of_field:
+            traces, sessions = owners[project, rule]
+            of_sessions = read_session_values(db, named, project, sessions)
+            for values, of_kind in ((of_traces, traces), (of_sessions, sessions)):
+                for owner in of_kind:
+                    found[owner, project, rule] += [(by, value) for value in values.get(owner, ())]
     return found
 
 
-def read_field_values(db: sqlite3.Connection, by: str, traces: Collection[int]) -> dict[int, list[str]]:
+def read_trace_values(db: sqlite3.Connection, by: str, traces: Collection[int]) -> dict[int | str, list[str]]:
     """Return the distinct values of a field by which sums can be grouped, by key of the trace."""
     value_sql, join, before = get_group_sql(by)
-    sql = f"SELECT DISTINCT t.id, {value_sql} FROM traces t {join} WHERE t.id IN (%s)"
-    found: dict[int, list[str]] = defaultdict(list)
-    for trace, value in select_many(db, sql, traces, before):
+    return _list_values(select_many(db, _TRACE_VALUES.format(value_sql, join), traces, before))
+
+
+def read_session_values(
+    db: sqlite3.Connection, by: str, project: str, sessions: Collection[str]
+) -> dict[int | str, list[str]]:
+    """Return the distinct values of a field over all traces of each session of a project, by id of the session."""
+    value_sql, join, before = get_group_sql(by)
+    return _list_values(select_many(db, _SESSION_VALUES.format(value_sql, join), sessions, (*before, project)))
+
+
+def _list_values(rows: Iterable[Sequence[Any]]) -> dict[int | str, list[str]]:
+    """Return the values of each owner."""
+    found: dict[int | str, list[str]] = defaultdict(list)
+    for owner, value in rows:
         if value is not None:
-            found[trace].append(str(value))
+            found[owner].append(str(value))
     return found

@@ -11,7 +11,7 @@ from spanwise.collector.records import Page
 from spanwise.collector.stores.backends import BucketScore, RuleScore, ScoreQuery
 from spanwise.collector.stores.sqlite.database.table_rows import cut_page, parse_cursor, select_many
 from spanwise.collector.stores.sqlite.score_sums.bucket_weights import ListScoredTraces
-from spanwise.collector.stores.sqlite.score_sums.contributions import read_field_values
+from spanwise.collector.stores.sqlite.score_sums.contributions import read_session_values, read_trace_values
 from spanwise.collector.stores.sqlite.write import feedback_table
 
 TRACES_PER_READ = 5_000
@@ -19,7 +19,7 @@ _TRACE_PLACE, _SESSION_PLACE = map(feedback_table.FEEDBACK_COLUMNS.index, ("trac
 _IS_CURRENT = "f.standing >= 1 AND (f.outcome <> 'score' OR f.score IS NOT NULL OR {})"
 _OF_RULE = (
     feedback_table.SELECT_FEEDBACK.replace(" FROM", ", t.session_id, f.trace_start_ns, f.rowid FROM")
-    + " LEFT JOIN traces t ON t.id = f.trace WHERE f.rule = ? AND (f.trace IS NULL OR t.project = ?)"
+    + " LEFT JOIN traces t ON t.id = f.trace WHERE f.rule = ? AND (t.project = ? OR f.trace IS NULL AND (f.project IS NULL OR f.project = ?))"
 )
 _OF_TRACES = (
     feedback_table.SELECT_FEEDBACK.replace(" FROM", ", t.session_id, f.trace_start_ns, t.project FROM")
@@ -31,7 +31,7 @@ _OF_TRACES = (
 def list_rule_scores(db: sqlite3.Connection, query: ScoreQuery) -> Page[RuleScore]:
     """Return one page of a rule's scores, errors and skips, ordered by start of the trace, latest first."""
     conditions = [_IS_CURRENT.format("f.label IS NOT NULL" if query.labelled else "0")]
-    values: list[Any] = [query.rule, query.project]
+    values: list[Any] = [query.rule, query.project, query.project]
     bounds = (
         ("f.key = ?", query.key),
         ("f.trace_start_ns >= ?", query.since_ns),
@@ -47,8 +47,12 @@ def list_rule_scores(db: sqlite3.Connection, query: ScoreQuery) -> Page[RuleScor
     sql = " AND ".join([_OF_RULE, *conditions]) + " ORDER BY f.trace_start_ns DESC, f.rowid DESC LIMIT ?"
     fetched = db.execute(sql, (*values, query.limit + 1)).fetchall()
     rows, next = cut_page(fetched, query.limit, time=-2, key=-1)
-    groups = {} if query.by is None else read_field_values(db, query.by, {row[_TRACE_PLACE] for row in rows} - {None})
-    items = (_make_score(row, groups.get(row[_TRACE_PLACE], ())) for row in rows)
+    groups: dict[int | str, list[str]] = {}
+    if query.by is not None:
+        groups |= read_trace_values(db, query.by, {row[_TRACE_PLACE] for row in rows} - {None})
+        sessions = {row[_SESSION_PLACE] for row in rows} - {None}
+        groups |= read_session_values(db, query.by, query.project, sessions)
+    items = (_make_score(row, groups.get(row[_TRACE_PLACE] or row[_SESSION_PLACE], ())) for row in rows)
     return Page(items=tuple(items), next=next)
 
 

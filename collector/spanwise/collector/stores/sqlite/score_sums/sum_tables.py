@@ -136,6 +136,11 @@ def _register(db: sqlite3.Connection, project: str, rule: str, field: str) -> No
             " WHERE rule = ? AND trace_start_ns >= ? AND trace IS NOT NULL",
             (rule, since),
         )
+        db.execute(
+            "INSERT OR IGNORE INTO score_target_changes SELECT DISTINCT '/' || session_id FROM feedback"
+            " WHERE rule = ? AND trace_start_ns >= ? AND trace IS NULL AND session_id IS NOT NULL",
+            (rule, since),
+        )
 
 
 def remove_grouping(db: sqlite3.Connection, project: str, rule: str, by: str) -> None:

@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeVar
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import JSON
+from spanwise.collector.stores.search_terms import iterate_leaves
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.table_rows import (
     build_upsert_clause,
@@ -37,7 +38,6 @@ from spanwise.collector.stores.sqlite.search.searchable_text import (
     LEAF_SEPARATOR,
     MAX_TRACE_CHARACTERS,
     TextBuffer,
-    iterate_leaves,
     split_text,
 )
 

@@ -6,85 +6,22 @@ load, text waits in the buffer so that the writer has time for spans; see `maint
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import tempfile
 import time
-import unicodedata
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
 from itertools import chain, takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
-from spanwise.collector.records import JSON
-from spanwise.collector.stores.sqlite.database.table_rows import loads
+from spanwise.collector.stores.search_terms import IndexTerm, compile_terms, split_cjk
 
 # Searchable text of runs: extraction, and a buffer (memory, then a spill file) until it is indexed.
 
 MAX_TRACE_CHARACTERS = 200_000  # indexed characters of a trace, counted from its first span
 # Separates the texts of a trace, so that no phrase matches the end of one text and the beginning of the next
 LEAF_SEPARATOR = "\x1f"
-
-
-def iterate_leaves(value: JSON) -> Iterator[str]:
-    """Yield the texts and numbers in a JSON value, in order."""
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, dict):
-            stack.extend(reversed(item.values()))
-        elif isinstance(item, (list, tuple)):
-            stack.extend(reversed(item))
-        elif isinstance(item, (int, float)) and not isinstance(item, bool):
-            yield str(item)
-
-
-def add_leaves(found: dict[str, None], inputs: JSON, outputs: JSON, payload: bytes) -> None:
-    """Add the texts and numbers of inputs and outputs to `found`, in the form in which they are read back from
-    `payload`.
-
-    `payload` was encoded from these values. It is parsed only if decoding could change a value.
-    """
-    if type(inputs) is str and (outputs is None or type(outputs) is str):
-        found[inputs] = None
-        if outputs is not None:
-            found[outputs] = None
-        return
-    leaves = _plain_leaves([outputs, inputs])
-    if leaves is None:
-        stored = loads(payload)
-        leaves = list(iterate_leaves((stored.get("inputs"), stored.get("outputs"))))
-    found.update(dict.fromkeys(leaves))
-
-
-def _plain_leaves(stack: list[Any]) -> list[str] | None:
-    """Return the leaves of values that survive a JSON round trip unchanged; None for others, such as dates or keys that
-    are not text.
-    """
-    found: list[str] = []
-    while stack:
-        item = stack.pop()
-        kind = type(item)
-        if kind is str:
-            found.append(item)
-        elif kind is dict:
-            for key in item:
-                if type(key) is not str:
-                    return None
-            stack.extend(reversed(item.values()))
-        elif kind is list or kind is tuple:
-            stack.extend(reversed(item))
-        elif kind is int or (kind is float and math.isfinite(item)):
-            found.append(str(item))
-        elif not (item is None or kind is bool or kind is float):
-            return None
-    return found
 
 
 def join_leaves(found: dict[str, None]) -> str:
@@ -358,49 +295,22 @@ class TextBuffer:
             self.drop(key)
 
 
-# Tokens of the full-text index: preparation of text for FTS5's tokenizer, and FTS5 expressions for searches.
-#
-# FTS5's `unicode61` splits text into words, and ignores case and accents. It takes a whole sentence of Chinese or
-# Japanese for one word. Such text is therefore split into overlapping pairs of characters before it is indexed, and a
-# search for it becomes a phrase of pairs: `返品の方法` is indexed as `返品 品の の方 方法 法`, and `返品の` is searched as `"返品 品の"`.
+# Tokens of the full-text index: text for FTS5's tokenizer, and FTS5 expressions for searches (see `search_terms`).
 
-_CJK_RUN = re.compile(f"[{CJK_CHARACTERS}\u3099\u309a]+")  # with the marks that follow decomposed kana
 # A token between two texts of a trace. A search never contains it, because it is neither a letter nor a digit
 _BOUNDARY = " \ue000 "
 
 
 def split_text(text: str) -> str:
     """Return the text of a trace in the form in which FTS5 indexes it."""
-    # most text is ASCII, and the check takes no time
-    split = text if text.isascii() else _CJK_RUN.sub(_split_run, text)
-    return split.replace(LEAF_SEPARATOR, _BOUNDARY)
-
-
-def _split_run(match: re.Match[str]) -> str:
-    """Return the pairs of adjacent characters, and the last character, so that a search for one character finds it."""
-    run = unicodedata.normalize("NFC", match[0])
-    return f" {' '.join([run[start : start + 2] for start in range(len(run))])} "
+    return split_cjk(text).replace(LEAF_SEPARATOR, _BOUNDARY)
 
 
 def compile_match(text: str) -> str:
-    """Return the FTS5 expression for "all of these terms" (see `parse_search_terms`).
+    """Return the FTS5 expression for "all of these terms"."""
+    return format_match(compile_terms(text))
 
-    A prefix that another term already implies is left out, because FTS5 merges the lists of all words with a prefix.
-    """
-    terms = parse_search_terms(text)
-    words = sorted(word for term in terms for word in term.words)
-    compiled = []
-    for term in terms:
-        if term.is_prefix and len(term.words) == 1:
-            # The words that begin with the prefix follow each other; the first one is the term's own
-            following = bisect_left(words, term.words[0]) + 1
-            if following < len(words) and words[following].startswith(term.words[0]):
-                continue
-        tokens, is_prefix = _CJK_RUN.sub(_split_run, " ".join(term.words)).split(), term.is_prefix
-        last_word = term.words[-1]
-        if _CJK_RUN.match(last_word[-1]):
-            # The run may go on in the text. A pair needs no prefix, and a single character begins all of its pairs
-            is_prefix = _CJK_RUN.match(last_word[-2:-1]) is None
-            tokens = tokens if is_prefix else tokens[:-1]
-        compiled.append(f'"{" ".join(tokens)}"{"*" if is_prefix else ""}')
-    return " ".join(compiled)
+
+def format_match(terms: Sequence[IndexTerm]) -> str:
+    """Return the FTS5 expression for all of several terms."""
+    return " ".join(f'"{" ".join(term.tokens)}"{"*" if term.is_prefix else ""}' for term in terms)

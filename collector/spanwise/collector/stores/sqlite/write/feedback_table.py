@@ -17,12 +17,13 @@ import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.records import JSON, Feedback, Outlet, Target, apply_changes, restore_feedback
 from spanwise.collector.statistics import is_anonymous
 from spanwise.collector.stores.backends import TargetFeedback
+from spanwise.collector.stores.rule_feedback import RuleFeedback, compare_claims, find_replaced
 from spanwise.collector.stores.sqlite.database import score_sum_schema
 from spanwise.collector.stores.sqlite.database.schema import INDEX_FEEDBACK_ORDER
 from spanwise.collector.stores.sqlite.database.table_rows import (
@@ -43,31 +44,6 @@ from spanwise.collector.stores.store_interfaces import OutgoingFeedback
 
 # Feedback table: rows, current and superseded feedback, replacement of a rule's earlier scores.
 
-ClaimKey: TypeAlias = tuple[Any, ...]  # scope of a lease number: target, rule, evaluator
-
-
-class RuleFeedback(NamedTuple):
-    """Fields of a rule's feedback that decide which score replaces which.
-
-    `claim` is the number of the lease under which the feedback was written, 0 for none.
-    """
-
-    id: str
-    claim: int
-    trace_id: str | None
-    span_id: str | None
-    document: int | None
-    session_id: str | None
-    experiment_id: str | None
-    rule: str
-    evaluator: str | None
-
-    @property
-    def claim_key(self) -> ClaimKey:
-        """Return target, rule and evaluator."""
-        return self[2:]
-
-
 _RULE_FEEDBACK_COLUMNS = ",".join(RuleFeedback._fields).replace("claim", "coalesce(claim, 0)")
 
 
@@ -77,31 +53,19 @@ def read_rule_feedback(db: sqlite3.Connection, column: str, values: Iterable[Any
     return [RuleFeedback(*row) for row in select_many(db, sql, values)]
 
 
-def compare_claims(rows: Sequence[RuleFeedback], stored: Sequence[RuleFeedback]) -> tuple[set[str], set[str]]:
-    """Return the ids of new rows that are outdated, and of stored rows to be deleted.
-
-    A row is outdated if the same target, rule and evaluator has feedback with a higher lease number. Stored rows that
-    a new row overwrites are not deleted.
-    """
-    highest: dict[ClaimKey, int] = {}
-    for row in (*stored, *rows):
-        highest[row.claim_key] = max(row.claim, highest.get(row.claim_key, 0))
-    late = {row.id for row in rows if row.claim < highest[row.claim_key]}
-    replaced = {row.id for row in stored if row.claim < highest[row.claim_key]}
-    return late, replaced - {row.id for row in rows if row.id not in late}
-
-
 FEEDBACK_COLUMNS = (
-    "id trace trace_id span_id document session_id experiment_id key score is_bool label comment outcome error source"
+    "id trace trace_id span_id document session_id experiment_id project key score is_bool label comment outcome error source"
     " author evaluator version rule claim judge_trace_id metadata created_ns standing trace_start_ns said"
 ).split()
-_ID, _TRACE, _TRACE_ID, _SESSION, _EXPERIMENT, _KEY, _SOURCE, _RULE, _CLAIM, _JUDGE, _CREATED, _STANDING = map(
-    FEEDBACK_COLUMNS.index,
-    "id trace trace_id session_id experiment_id key source rule claim judge_trace_id created_ns standing".split(),
+_ID, _TRACE, _TRACE_ID, _SESSION, _EXPERIMENT, _PROJECT, _KEY, _SOURCE, _RULE, _CLAIM, _JUDGE, _CREATED, _STANDING = (
+    map(
+        FEEDBACK_COLUMNS.index,
+        "id trace trace_id session_id experiment_id project key source rule claim judge_trace_id created_ns standing".split(),
+    )
 )
 _TRACE_START, _NUMBER = len(FEEDBACK_COLUMNS) - 2, len(FEEDBACK_COLUMNS) - 1
 _RULE_FEEDBACK_PLACES = tuple(map(FEEDBACK_COLUMNS.index, RuleFeedback._fields))
-_OTHER_KEY_COLUMNS = ("session_id", "experiment_id", "key", "source", "author", "rule")
+_OTHER_KEY_COLUMNS = ("session_id", "experiment_id", "project", "key", "source", "author", "rule")
 _OTHER_KEY_PLACES = tuple(map(FEEDBACK_COLUMNS.index, _OTHER_KEY_COLUMNS))
 # Columns that are not forwarded. A row that is written again with all other columns unchanged keeps its sequence
 # number.
@@ -224,16 +188,22 @@ def _drop_overtaken(appender: Appender, by_id: dict[str, list[Any]], new: Collec
 def _set_trace_start(db: sqlite3.Connection, rows: Sequence[list[Any]]) -> None:
     """Set the start time of the trace of each row: the time to which a rule's score belongs.
 
-    A score of a session belongs to the start of its first trace. If no trace is stored, it belongs to the time at
-    which it was created.
+    A score of a session belongs to the start of its first trace, within the project if the target names one. If no
+    trace is stored, it belongs to the time at which it was created.
     """
     starts = "SELECT id, start_ns FROM traces WHERE start_ns IS NOT NULL AND id IN (%s)"
     of_trace = dict(select_many(db, starts, {row[_TRACE] for row in rows} - {None}))
-    firsts = "SELECT session_id, min(start_ns) FROM traces WHERE session_id IN (%s) GROUP BY session_id"
-    of_session = dict(select_many(db, firsts, {row[_SESSION] for row in rows} - {None}))
+    firsts = (
+        "SELECT session_id, project, min(start_ns) FROM traces WHERE session_id IN (%s) AND start_ns IS NOT NULL"
+        " GROUP BY session_id, project"
+    )
+    of_session: dict[tuple[str, str | None], int] = {}
+    for session, project, first in select_many(db, firsts, {row[_SESSION] for row in rows} - {None}):
+        of_session[session, project] = first
+        of_session[session, None] = min(first, of_session.get((session, None), first))
     for row in rows:
-        starts_by_target = of_session if row[_TRACE] is None else of_trace
-        start = starts_by_target.get(row[_SESSION] if row[_TRACE] is None else row[_TRACE])
+        session = row[_SESSION], row[_PROJECT]
+        start = of_session.get(session) if row[_TRACE] is None else of_trace.get(row[_TRACE])
         row[_TRACE_START] = row[_CREATED] if start is None else start
 
 
@@ -283,7 +253,7 @@ def _update_standing(db: sqlite3.Connection, rows: Iterable[Sequence[Any]]) -> N
     newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
     for kind in kinds:
         # anonymous feedback counts as that of different people, so none of it supersedes another
-        if not is_anonymous(*kind[3:5]):
+        if not is_anonymous(*kind[4:6]):
             db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", (*kind, *kind))
 
 
@@ -298,6 +268,7 @@ def _feedback_row(feedback: Feedback) -> list[Any]:
         target.document,
         target.session_id,
         target.experiment_id,
+        target.project,
         feedback.key,
         score,
         isinstance(feedback.score, bool),
@@ -400,7 +371,7 @@ def _remove_rows(db: sqlite3.Connection, ids: Sequence[str]) -> list[Any]:
 
 def feedback_from_row(row: Sequence[Any]) -> Feedback:
     """Decode a row of `SELECT_FEEDBACK`."""
-    return _make_feedback(row, _target_from_columns(row[2:7]))
+    return _make_feedback(row, _target_from_columns(row[2:8]))
 
 
 def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Feedback]]:
@@ -409,7 +380,7 @@ def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Fee
     """
     targets: dict[Sequence[Any], Target] = {}
     for row in rows:
-        about = row[2:7]
+        about = row[2:8]
         target = targets.get(about)
         if target is None:
             target = targets[about] = _target_from_columns(about)
@@ -417,20 +388,25 @@ def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Fee
 
 
 def _target_from_columns(about: Sequence[Any]) -> Target:
-    trace_id, span_id, document, session_id, experiment_id = about
+    trace_id, span_id, document, session_id, experiment_id, project = about
     return Target(
-        trace_id=trace_id, span_id=span_id, document=document, session_id=session_id, experiment_id=experiment_id
+        trace_id=trace_id,
+        span_id=span_id,
+        document=document,
+        session_id=session_id,
+        experiment_id=experiment_id,
+        project=project,
     )
 
 
 def _make_feedback(row: Sequence[Any], target: Target) -> Feedback:
-    score = bool(row[8]) if row[9] and row[8] is not None else row[8]
-    metadata = loads(row[21]) if row[21] else {}
-    label, comment, outcome, error, source, author, evaluator, version, rule, claim, judge = row[10:21]
+    score = bool(row[9]) if row[10] and row[9] is not None else row[9]
+    metadata = loads(row[22]) if row[22] else {}
+    label, comment, outcome, error, source, author, evaluator, version, rule, claim, judge = row[11:22]
     return restore_feedback(
         target,
         row[0],
-        row[7],
+        row[8],
         score,
         label,
         comment,
@@ -444,11 +420,12 @@ def _make_feedback(row: Sequence[Any], target: Target) -> Feedback:
         claim,
         judge,
         metadata,
-        row[22],
+        row[23],
     )
 
 
-RuleTarget: TypeAlias = tuple[str, str | None, str | None]  # rule, trace id and session id of the target
+# rule, trace id and session id of the target, and the project of the session
+RuleTarget: TypeAlias = tuple[str, str | None, str | None, str | None]
 
 
 def put_rule_feedback(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetFeedback]) -> list[bool]:
@@ -472,13 +449,15 @@ def _put_sets(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetF
         *read_rule_feedback(db, "trace", set(keys.values()) - {None}),
         *read_rule_feedback(db, "session_id", {new.target.session_id for new in sets} - {None}),
     ):
-        stored.setdefault((row.rule, row.trace_id, row.session_id), []).append(row)
+        stored.setdefault((row.rule, row.trace_id, row.session_id, row.project), []).append(row)
     written: list[Feedback] = []
     replaced: list[str] = []
     accepted: list[bool] = []
     for new in sets:
         target = new.rule, new.target.trace_id, new.target.session_id
-        before = _find_replaced(new, stored.get(target, ())) if new.target.trace_id in keys else None
+        # a session without a project may be that of any, so feedback on it is replaced, too
+        rows = [row for project in {new.target.project, None} for row in stored.get((*target, project), ())]
+        before = find_replaced(new, rows) if new.target.trace_id in keys else None
         accepted.append(before is not None)
         if before is None:
             # the set is rejected, so no feedback links to its judgements
@@ -498,19 +477,6 @@ def _put_sets(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetF
     return accepted
 
 
-def _find_replaced(new: TargetFeedback, stored: Sequence[RuleFeedback]) -> list[RuleFeedback] | None:
-    """Return the stored feedback that a set replaces; None if some of it has a higher lease number."""
-    target = new.target  # feedback on a part of the target is replaced, too
-    replaced = [
-        row
-        for row in stored
-        if (new.anew or row.evaluator in new.evaluators)
-        and target.span_id in (None, row.span_id)
-        and target.document in (None, row.document)
-    ]
-    return None if any(row.claim > new.claim for row in replaced) else replaced
-
-
 # Forwarding state: cursor of each outlet over the feedback table.
 #
 # The rows of `feedback` are the queue: they are durable, and retention limits their number. A row that changes
@@ -519,7 +485,7 @@ def _find_replaced(new: TargetFeedback, stored: Sequence[RuleFeedback]) -> list[
 
 MAX_READ_CHARACTERS = 1024 * 1024  # maximum number of characters of one read
 _SELECT_AFTER = (
-    SELECT_FEEDBACK.replace(" FROM", ", t.project, t.environment FROM")
+    SELECT_FEEDBACK.replace(" FROM", ", coalesce(t.project, f.project), t.environment FROM")
     + " LEFT JOIN traces t ON t.id = f.trace WHERE f.said > ? ORDER BY f.said LIMIT ?"
 )
 _FIELDS = "name, url, cursor, sent, dropped, error, updated_ns"

@@ -14,25 +14,27 @@ from typing import NamedTuple
 import msgspec
 
 from spanwise.collector.filters import EVALUATOR_KIND
+from spanwise.collector.stores.run_codec import Fact, SpanCounts
 from spanwise.collector.stores.sqlite.database.table_rows import dumps
-from spanwise.collector.stores.sqlite.write.run_codec import Fact, SpanCounts
-from spanwise.collector.stores.sqlite.write.trace_summary import (
+from spanwise.collector.stores.sqlite.write.span_tree import (
     COST_FLAG,
-    MAX_LISTED,
     MAX_RECORDS_IN_MEMORY,
-    PICO,
     TOKENS_FLAG,
-    LabelTotals,
     LocalRoot,
     OrphanedSpans,
     RecordTable,
     SpanNode,
     StepLimitExceeded,
-    SummaryRow,
     TraceNodes,
+    make_node,
+)
+from spanwise.collector.stores.trace_summary import (
+    MAX_LISTED,
+    PICO,
+    LabelTotals,
+    SummaryRow,
     counts_sort_key,
     encode_models,
-    make_node,
     to_pico,
 )
 

@@ -7,20 +7,28 @@ import time
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.records import JSON, Amendment, OpenRun, Process, ProcessReport
+from spanwise.collector.records import JSON, OpenRun, Process, ProcessReport
 from spanwise.collector.stores import trace_assembly
+from spanwise.collector.stores.run_codec import Fact
+from spanwise.collector.stores.side_records import (
+    ANY_PROJECT,
+    NO_TRACE,
+    OPEN_RUN_COLUMNS,
+    PROCESS_FIELDS,
+    AmendmentTarget,
+    SenderProcess,
+    encode_report,
+    read_sender_process,
+    truncate_open_run,
+)
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.table_rows import (
-    INT_MAX,
     VALUES_PER_IN,
     StoreClock,
     build_upsert_clause,
-    clean,
     delete_many,
     dumps,
     hash_id,
@@ -28,8 +36,6 @@ from spanwise.collector.stores.sqlite.database.table_rows import (
     loads,
     select_many,
 )
-from spanwise.collector.stores.sqlite.write.run_codec import Fact
-from spanwise.tracer import attribute_names as names
 from spanwise.tracer.http_connections import MAX_DESTINATIONS
 
 # Tombstones: ids of deleted traces, whose late spans are rejected.
@@ -85,8 +91,6 @@ class Tombstones:
 
 MAX_OPEN_RUNS = 10_000
 MAX_OPEN_RUN_AGE_NS = 7 * 86_400 * 10**9  # age of an open run after which its process has surely died
-MAX_TEXT_CHARACTERS = 1000
-OPEN_RUN_COLUMNS = tuple(field.name for field in fields(OpenRun))
 _WITHOUT_SPANS = "NOT EXISTS (SELECT 1 FROM traces t WHERE t.trace_id = o.trace_id AND t.span_count > 0)"
 _SELECT_OPEN_RUNS = f"SELECT {','.join(f'o.{name}' for name in OPEN_RUN_COLUMNS)} FROM open_runs o"
 
@@ -139,7 +143,7 @@ class OpenRunTable:
         Returns their trace ids, and the ids of traces whose summary must be rewritten because their old open runs
         were removed.
         """
-        new_runs = {(run.trace_id, run.span_id): run for run in map(_truncate_open_run, runs) if self._is_new(run)}
+        new_runs = {(run.trace_id, run.span_id): run for run in map(truncate_open_run, runs) if self._is_new(run)}
         now = self._clock.now()
         rows = [(*(getattr(run, name) for name in OPEN_RUN_COLUMNS), now) for run in new_runs.values()]
         insert_many(self._db, "open_runs", (*OPEN_RUN_COLUMNS, "seen_ns"), rows)
@@ -187,13 +191,6 @@ class OpenRunTable:
                 del self._by_trace[trace_id]
 
 
-def _truncate_open_run(run: OpenRun) -> OpenRun:
-    """Clean and truncate a run for the table."""
-    fields = {name: clean(getattr(run, name)) for name in OPEN_RUN_COLUMNS}
-    texts = {name: value[:MAX_TEXT_CHARACTERS] for name, value in fields.items() if isinstance(value, str)}
-    return OpenRun(**{**fields, **texts, "start_ns": max(0, min(run.start_ns, INT_MAX))})
-
-
 def list_open_runs(
     db: sqlite3.Connection, trace_id: str | None, project: str | None, environment: str | None, limit: int
 ) -> list[OpenRun]:
@@ -218,13 +215,9 @@ def _open_run_from_row(row: Sequence[Any]) -> OpenRun:
 
 
 MAX_PROCESSES = 10_000
-MAX_DROP_REASONS = 50  # maximum number of drop reasons in one report
-MAX_INSTANCE_CHARACTERS = 200
-_COUNT_FIELDS = ("started", "open", "delivered", "spilled", "pending")
-_PROCESS_FIELDS = ("service", "project", "environment", "pid")
-_REPORT_COLUMNS = ("instance", "seen_ns", *_PROCESS_FIELDS, "reported_ns", "progress", "report")
+_REPORT_COLUMNS = ("instance", "seen_ns", *PROCESS_FIELDS, "reported_ns", "progress", "report")
 _ADD_STORED_COUNT = (
-    f"INSERT INTO processes (instance, stored, seen_ns, {','.join(_PROCESS_FIELDS)}) VALUES (?,?,?,?,?,?,?)"
+    f"INSERT INTO processes (instance, stored, seen_ns, {','.join(PROCESS_FIELDS)}) VALUES (?,?,?,?,?,?,?)"
     " ON CONFLICT (instance) DO UPDATE SET stored = stored + excluded.stored, seen_ns = excluded.seen_ns"
 )
 _PUT_REPORT = (
@@ -232,22 +225,6 @@ _PUT_REPORT = (
     " WHERE excluded.progress >= coalesce(processes.progress, 0)"
 )
 _LEAST_RECENT = "instance IN (SELECT instance FROM processes ORDER BY seen_ns DESC LIMIT -1 OFFSET ?)"
-
-
-class SenderProcess(NamedTuple):
-    """Process named by a resource."""
-
-    instance: str
-    service: str | None
-    pid: int | None
-
-
-def read_sender_process(resource: Mapping[str, JSON]) -> SenderProcess | None:
-    """Return the process that a resource names, or None."""
-    instance, service, pid = (resource.get(name) for name in (names.INSTANCE, "service.name", names.REPORT_PID))
-    if not isinstance(instance, str) or not 0 < len(instance) <= MAX_INSTANCE_CHARACTERS:
-        return None
-    return SenderProcess(instance, service if isinstance(service, str) else None, pid if isinstance(pid, int) else None)
 
 
 class ProcessTable:
@@ -270,7 +247,7 @@ class ProcessTable:
     def report(self, reports: Sequence[ProcessReport]) -> None:
         """Store the reports that are newer than the stored ones."""
         now = self._clock.now()
-        self._db.executemany(_PUT_REPORT, [_report_row(report, now) for report in reports])
+        self._db.executemany(_PUT_REPORT, [encode_report(report, now) for report in reports])
         self._trim(len(reports))
 
     def _trim(self, written: int) -> None:
@@ -280,29 +257,13 @@ class ProcessTable:
             self._db.execute(f"DELETE FROM processes WHERE {_LEAST_RECENT}", (self.most,))
 
 
-def _report_row(report: ProcessReport, now: int) -> tuple[Any, ...]:
-    counts: dict[str, JSON] = {name: _bounded_count(getattr(report, name)) for name in _COUNT_FIELDS}
-    dropped = {
-        str(reason)[:64]: _bounded_count(count) for reason, count in islice(report.dropped.items(), MAX_DROP_REASONS)
-    }
-    process = (clean(getattr(report, name)) for name in _PROCESS_FIELDS)
-    # These counts never decrease, so they tell which report is later even if the process's clock is set back.
-    progress = _bounded_count(report.started + report.delivered + sum(report.dropped.values()))
-    data = dumps({**counts, "dropped": dropped})
-    return (clean(report.instance), now, *process, _bounded_count(report.reported_ns), progress, data)
-
-
-def _bounded_count(value: int) -> int:
-    return max(0, min(value, INT_MAX))
-
-
 def list_processes(db: sqlite3.Connection, since_ns: int | None, limit: int) -> list[Process]:
     """Return processes, the most recently active first."""
-    columns = f"instance, stored, seen_ns, {','.join(_PROCESS_FIELDS)}, reported_ns, report"
+    columns = f"instance, stored, seen_ns, {','.join(PROCESS_FIELDS)}, reported_ns, report"
     sql = f"SELECT {columns} FROM processes WHERE seen_ns >= ? ORDER BY seen_ns DESC, instance LIMIT ?"
     processes = list[Process]()
     for instance, count, seen_ns, *values, reported_ns, data in db.execute(sql, (since_ns or 0, limit)):
-        fields: dict[str, Any] = dict(zip(_PROCESS_FIELDS, values, strict=True))
+        fields: dict[str, Any] = dict(zip(PROCESS_FIELDS, values, strict=True))
         report: ProcessReport | None = None
         if data is not None:
             report = ProcessReport(instance=instance, reported_ns=reported_ns, **fields, **loads(data))
@@ -543,28 +504,12 @@ def prune_response_ids(db: sqlite3.Connection, most: int = MAX_RESPONSES) -> Non
 MAX_AMENDMENTS = 10_000  # maximum number of runs with waiting amendments
 MAX_AMENDMENT_BYTES = 64 * 1024 * 1024  # maximum number of bytes of all waiting amendments
 MAX_AMENDMENT_AGE_NS = 7 * 86_400 * 10**9  # a sender's spool keeps undelivered spans for the same time
-NO_TRACE = ""  # trace id of amendments by response id
-ANY_PROJECT = ""  # project of amendments for a run of any project
-
-
-class AmendmentTarget(NamedTuple):
-    """Target of an amendment: a span, or a model response (without a trace); in one project or in any."""
-
-    trace_id: str
-    span_id: str  # span id, or response id if `trace_id` is `NO_TRACE`
-    project: str
 
 
 class _PendingEntry(NamedTuple):
     target: AmendmentTarget
     size: int
     seen_ns: int
-
-
-def get_amendment_target(amendment: Amendment) -> AmendmentTarget:
-    """Return the target of an amendment, cleaned for the table."""
-    ids = (NO_TRACE, amendment.response_id) if amendment.response_id else (amendment.trace_id, amendment.span_id)
-    return AmendmentTarget(*map(clean, (*ids, amendment.project or ANY_PROJECT)))
 
 
 class PendingAmendments:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from spanwise.collector.errors import Refused, StoreError, Unavailable
 from spanwise.collector.records import JSON, Feedback, OpenRun, Run, Target
 from spanwise.collector.stores import trace_assembly
+from spanwise.collector.stores.run_codec import SPAN_COLUMN_COUNT, Fact, decode_run, encode_amended_run, supersedes
+from spanwise.collector.stores.side_records import ANY_PROJECT, NO_TRACE, AmendmentTarget, choose_evaluated_call
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.table_rows import (
     StoreClock,
@@ -28,20 +30,13 @@ from spanwise.collector.stores.sqlite.search.searchable_text import TextBuffer
 from spanwise.collector.stores.sqlite.write import side_tables
 from spanwise.collector.stores.sqlite.write.incremental_summary import IncrementalSummary, summarize_from_scratch
 from spanwise.collector.stores.sqlite.write.run_codec import (
-    SPAN_COLUMN_COUNT,
     ZSTD_FRAME_HEADER,
     Batch,
-    Fact,
     PayloadCompressor,
     RunEncoder,
-    decode_run,
-    encode_amended_run,
     read_dictionary_id,
 )
 from spanwise.collector.stores.sqlite.write.side_tables import (
-    ANY_PROJECT,
-    NO_TRACE,
-    AmendmentTarget,
     DestinationTable,
     FilterValueTable,
     OpenRunTable,
@@ -50,6 +45,7 @@ from spanwise.collector.stores.sqlite.write.side_tables import (
     ResourceTable,
     Tombstones,
 )
+from spanwise.collector.stores.sqlite.write.span_tree import StepLimitExceeded, TraceNodes
 from spanwise.collector.stores.sqlite.write.trace_cache import (
     FLAG_COLUMNS,
     FLAG_VALUES,
@@ -58,8 +54,8 @@ from spanwise.collector.stores.sqlite.write.trace_cache import (
     NewTrace,
     SummaryStorage,
 )
-from spanwise.collector.stores.sqlite.write.trace_summary import StepLimitExceeded, SummaryRow, TraceNodes
 from spanwise.collector.stores.trace_assembly import FEEDBACK_FIELD
+from spanwise.collector.stores.trace_summary import SummaryRow
 
 CACHED_SPANS = 20_000  # limit of the cache in spans; the state of a trace counts as the spans that take as much memory
 MAX_RECENT_ROWS = 500  # spans that may arrive while their trace is rebuilt in the background
@@ -360,7 +356,7 @@ class Appender:
             found = side_tables.find_by_response_id(self.reader, target.span_id)
             found = [(trace_id, fact) for trace_id, fact in found if target.project in (ANY_PROJECT, fact.project)]
             if FEEDBACK_FIELD in fields:
-                found = _choose_evaluated_call(target.span_id, found)
+                found = choose_evaluated_call(target.span_id, found)
             targets = [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in found]
         elif not select_many(self.db, _SELECT_KEYS, [target.trace_id]) and self.tombstones.among([target.trace_id]):
             self.tombstones.late += 1
@@ -524,7 +520,7 @@ class Appender:
             old = self.reader.stored("", row).fact
         except StoreError:
             return None
-        if not _supersedes(came.fact, old):
+        if not supersedes(came.fact, old):
             return None
         if old.sent is not None:
             fields = self.reader.stored("", row).amended
@@ -674,21 +670,6 @@ class Appender:
             self._cached_spans -= self._weights.pop(trace_id)
 
 
-def _choose_evaluated_call(response_id: str, found: Sequence[tuple[str, Fact]]) -> list[tuple[str, Fact]]:
-    """Return the span to which feedback on a response belongs: the earliest model call with its id, or else the
-    earliest other span.
-
-    Raises `Refused` if spans of several projects have this id, and the sender did not say which project it means.
-    """
-    projects = sorted({fact.project for _, fact in found})
-    if len(projects) > 1:
-        raise Refused(
-            f"response {response_id!r} is of several projects ({', '.join(map(repr, projects))}); set the resource"
-            " attribute 'openinference.project.name' of the feedback to one of them"
-        )
-    return sorted(found, key=lambda span: (span[1].kind != "llm", span[1].start_ns, span[1].span_id))[:1]
-
-
 def find_database_folder(db: sqlite3.Connection) -> str:
     """Return the folder of the database file."""
     return os.path.dirname(db.execute("PRAGMA database_list").fetchone()[2]) or "."
@@ -709,17 +690,6 @@ def _latest_versions(parts: Sequence[_TraceSlice]) -> dict[str, _IncomingSpan]:
         for position in positions:
             fact = batch.facts[position]
             earlier = came.get(fact.span_id)
-            if earlier is None or _supersedes(fact, earlier.fact):
+            if earlier is None or supersedes(fact, earlier.fact):
                 came[fact.span_id] = _IncomingSpan(fact, batch.payloads[position], resources[batch.resources[position]])
     return came
-
-
-def _supersedes(new: Fact, old: Fact) -> bool:
-    """Return whether a new version of a run replaces the old one: it must end later or, if both end together, be larger.
-
-    If both rank equally, a new version that differs replaces the old one, except that it must not undo amendments.
-    """
-    if old.sent is not None:
-        return (new.end_ns, new.size) > (old.end_ns, old.sent)
-    rank_new, rank_old = (new.end_ns, new.size), (old.end_ns, old.size)
-    return rank_new > rank_old or (rank_new == rank_old and new != old)

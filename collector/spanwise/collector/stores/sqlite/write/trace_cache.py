@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from spanwise.collector.errors import StoreError
+from spanwise.collector.stores.run_codec import Fact
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.table_rows import insert_many, select_many
 from spanwise.collector.stores.sqlite.write.incremental_summary import (
@@ -18,16 +19,14 @@ from spanwise.collector.stores.sqlite.write.incremental_summary import (
     summarize_from_scratch,
     unpack_totals,
 )
-from spanwise.collector.stores.sqlite.write.run_codec import Fact
-from spanwise.collector.stores.sqlite.write.trace_summary import (
+from spanwise.collector.stores.sqlite.write.span_tree import (
     COST_FLAG,
     MAX_RECORDS_IN_MEMORY,
     TOKENS_FLAG,
     SpanNode,
-    SummaryRow,
     TraceNodes,
-    summarize_trace,
 )
+from spanwise.collector.stores.trace_summary import SummaryRow, summarize_trace
 
 # largest trace whose spans are read again if it is not cached; of larger traces, the state is stored
 SMALL_TRACE_SPANS = 64

@@ -1,0 +1,541 @@
+"""Lists of feedback, scores, sessions and distinct values; pages of traces and sessions sorted by a number; counts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
+
+from spanwise.collector import filters
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import (
+    SESSION_COLUMNS,
+    TRACE_COLUMNS,
+    Filter,
+    SortOrder,
+    fingerprint,
+    make_cursor,
+    parse_sort,
+    read_cursor,
+)
+from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
+from spanwise.collector.stores.backends import RuleScore, ScoreQuery
+from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.filter_sql import (
+    SLOT_COLUMNS,
+    TRACES,
+    VISIBLE_SQL,
+    compile_filter,
+    newest_feedback,
+)
+from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
+from spanwise.collector.stores.table_rows import parse_text_cursor
+from spanwise.collector.stores.weighted_sums import METADATA_PREFIX, check_grouping
+
+# Newest feedback of each key on traces and their spans
+
+
+class NewestFeedback(NamedTuple):
+    """Newest feedback of a key on a trace and its spans: outcome, and its score, else its label."""
+
+    outcome: str
+    value: float | str | None
+
+
+def read_newest_feedback(db: Connection, trace_ids: Collection[str]) -> dict[str, dict[str, NewestFeedback]]:
+    """Return the newest feedback by trace id and key, ordered by key."""
+    parameters = QueryParameters()
+    sql = (
+        "SELECT trace_id, key, argMax(tuple(outcome, score, label), tuple(created_ns, number)) FROM feedback FINAL"
+        f" WHERE trace_id IN {parameters.texts(trace_ids)} AND document IS NULL GROUP BY trace_id, key ORDER BY key"
+    )
+    found: dict[str, dict[str, NewestFeedback]] = {}
+    for trace_id, key, newest in db.query(sql, parameters) if trace_ids else ():
+        outcome, score, label = _values(newest)
+        found.setdefault(trace_id, {})[key] = NewestFeedback(outcome, score if score is not None else label)
+    return found
+
+
+def _values(row: Any) -> Sequence[Any]:
+    """Return the values of a tuple, which the client returns as a mapping if its fields have names."""
+    return tuple(row.values()) if isinstance(row, Mapping) else row
+
+
+# Traces and sessions sorted by a number, page by page.
+#
+# - Ties are in the order of the trace id (or session id). Missing values come last in both directions.
+# - The first page fixes the set of traces: those that are stored at that moment and pass. Later pages cover the same
+#   set, so that traces that arrive meanwhile shift nothing. A cursor is the last value and id, and the bounds of the set.
+# - If more than `MAX_SORTED` traces pass, the set is the newest of them.
+
+_TRACE_VALUES = {
+    "start": "t.start_ns",
+    "latency_ms": "t.end_ns - t.start_ns",
+    "time_to_first_token_ms": "t.time_to_first_token_ms",
+    "cost": "t.cost",
+    "tokens": "t.input_tokens + t.output_tokens",
+    "errors": "-toInt64(t.error_count)",
+    "runs": "toInt64(t.span_count)",
+}
+_SESSION_VALUES = {
+    "start": "min(t.start_ns)",
+    "duration_ms": "max(t.end_ns) - min(t.start_ns)",
+    "traces": "toInt64(count())",
+    "errors": "-toInt64(countIf(t.status = 'error'))",
+    "tokens": "sum(t.input_tokens + t.output_tokens)",
+    "cost": "sum(t.cost)",
+}
+assert (tuple(_TRACE_VALUES), tuple(_SESSION_VALUES)) == (TRACE_COLUMNS, SESSION_COLUMNS)
+_NUMBER = int | float | None
+
+
+class SortedPage(NamedTuple):
+    """Ids of one page in order, the cursor of the next page, and `Page.newest`."""
+
+    ids: list[str]
+    next: str | None
+    newest: int | None
+
+
+class SortedSet(NamedTuple):
+    """Bounds of the traces that all pages of a list sort."""
+
+    upto: int  # highest number of a trace when the first page was read
+    since_ns: int | None  # earliest start, if there are more traces than can be sorted
+    size: int
+
+    @property
+    def newest(self) -> int | None:
+        """Return the number of newest traces in the set; None if it has all traces that pass."""
+        return None if self.since_ns is None else self.size
+
+    def restrict(self, where: str, parameters: QueryParameters) -> str:
+        """Return a condition restricted to the set."""
+        where = f"{where} AND t.number <= {parameters.bind(self.upto, 'UInt64')}"
+        return where if self.since_ns is None else f"{where} AND t.start_ns >= {parameters.integer(self.since_ns)}"
+
+
+def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> SortedSet:
+    """Return the set of the traces that pass now. `unlimited`: all of them can be sorted, and are not counted."""
+    [[upto]] = db.query("SELECT max(number) FROM traces")
+    if unlimited:
+        return SortedSet(upto, None, 0)
+    parameters, limit = QueryParameters(), filters.MAX_SORTED
+    from_where = f"FROM {TRACES} WHERE {compile_filter(filter, parameters)}"
+    [[count]] = db.query(f"SELECT count() {from_where}", parameters)
+    if count <= limit:
+        return SortedSet(upto, None, count)
+    last = f"SELECT t.start_ns {from_where} ORDER BY t.start_ns DESC LIMIT 1 OFFSET {parameters.integer(limit - 1)}"
+    [[since_ns]] = db.query(last, parameters)
+    return SortedSet(upto, since_ns, limit)
+
+
+def _sort_page(
+    db: Connection, rows: str, parameters: QueryParameters, order: SortOrder, last: Sequence[Any], limit: int
+) -> list[Any]:
+    """Return the rows of one page and one more, as (value, id).
+
+    `rows` is a statement with the columns `v` and `id`. `last` has the value and the id of the last row of the
+    previous page.
+    """
+    after, sign = "1", "<" if order.is_descending else ">"
+    if last:
+        value, id = last[0], parameters.text(last[1])
+        if value is None:
+            after = f"v IS NULL AND id > {id}"
+        else:
+            bound = parameters.integer(value) if isinstance(value, int) else parameters.number(value)
+            after = f"(v {sign} {bound} OR (v = {bound} AND id > {id}) OR v IS NULL)"
+    by = f"v {order.sql} NULLS LAST, id LIMIT {parameters.integer(limit + 1)}"
+    return db.query(f"SELECT v, id FROM ({rows}) WHERE {after} ORDER BY {by}", parameters)
+
+
+def list_sorted_traces(db: Connection, filter: Filter, sort: str, limit: int, cursor: str | None) -> SortedPage:
+    """Return one page of trace ids. Raise `Refused` for an unknown order or another list's cursor."""
+    order, mark = parse_sort(sort, TRACE_COLUMNS, feedback=True), fingerprint(sort, filter)
+    last, bounds = _read_position(cursor, mark)
+    if bounds is None:
+        bounds = _find_set(db, filter, unlimited=order.column == "start")
+    parameters = QueryParameters()
+    where = bounds.restrict(compile_filter(filter, parameters), parameters)
+    if order.column == "feedback":
+        scores = newest_feedback([order.key or ""], parameters)
+        # of traces without feedback, the score is NULL, because the column is nullable
+        source = (
+            f"(SELECT t.trace_id AS trace_id FROM {TRACES} WHERE {where}) AS t LEFT JOIN ({scores}) AS f USING trace_id"
+        )
+        rows = f"SELECT f.score AS v, t.trace_id AS id FROM {source}"
+    else:
+        rows = f"SELECT {_TRACE_VALUES[order.column]} AS v, t.trace_id AS id FROM {TRACES} WHERE {where}"
+    return _cut_page(_sort_page(db, rows, parameters, order, last, limit), limit, mark, bounds)
+
+
+def _list_sorted_sessions(
+    db: Connection, filter: Filter, sort: str, limit: int, cursor: str | None
+) -> tuple[SortedPage, SortedSet]:
+    """Return one page of session ids, and the set of traces that they cover."""
+    order, mark = parse_sort(sort, SESSION_COLUMNS), fingerprint(sort, filter)
+    last, bounds = _read_position(cursor, mark)
+    if bounds is None:
+        bounds = _find_set(db, filter)
+    parameters = QueryParameters()
+    where = bounds.restrict(compile_filter(filter, parameters), parameters)
+    rows = (
+        f"SELECT {_SESSION_VALUES[order.column]} AS v, t.session_id AS id FROM {TRACES}"
+        f" WHERE {where} AND t.session_id IS NOT NULL GROUP BY t.session_id"
+    )
+    return _cut_page(_sort_page(db, rows, parameters, order, last, limit), limit, mark, bounds), bounds
+
+
+def _read_position(cursor: str | None, mark: str) -> tuple[Sequence[Any], SortedSet | None]:
+    """Return the last value and id of the previous page, and the set of traces; () and None without a cursor."""
+    if cursor is None:
+        return (), None
+    value, id, *bounds = read_cursor(cursor, mark, (_NUMBER, str, int, int | None, int))
+    return (value, id), SortedSet(*bounds)
+
+
+def _cut_page(rows: Sequence[Any], limit: int, mark: str, bounds: SortedSet) -> SortedPage:
+    next = make_cursor(mark, (*rows[limit - 1], *bounds)) if len(rows) > limit else None
+    return SortedPage([id for _, id in rows[:limit]], next, bounds.newest)
+
+
+# Sessions
+
+_SESSION_FIELDS = (
+    "t.session_id AS id, argMax(t.project, t.start_ns), max(t.user_id), count(), countIf(t.status = 'error'),"
+    " min(t.start_ns), max(t.end_ns), sum(t.input_tokens), sum(t.output_tokens), sum(t.cost), max(t.start_ns) AS latest"
+)
+
+
+def list_sessions(
+    db: Connection, filter: Filter, limit: int, cursor: str | None, sort: str | None = None
+) -> Page[SessionSummary]:
+    """Return one page of sessions, in the order of a number or latest first.
+
+    All pages cover the traces that were stored when the first page was read, so a session that gets another trace
+    keeps its position.
+    """
+    if sort:
+        page, bounds = _list_sorted_sessions(db, filter, sort, limit, cursor)
+        parameters = QueryParameters()
+        where = bounds.restrict(compile_filter(filter, parameters), parameters)
+        where = f"{where} AND t.session_id IN {parameters.texts(page.ids)}"
+        rows = db.query(f"SELECT {_SESSION_FIELDS} FROM {TRACES} WHERE {where} GROUP BY t.session_id", parameters)
+        by_id = {row[0]: row for row in rows}
+        found = tuple(_make_session(by_id[id]) for id in page.ids if id in by_id)
+        return Page(items=found, next=page.next, newest=page.newest)
+    parameters, having = QueryParameters(), ""
+    if cursor is None:
+        [[upto]] = db.query("SELECT max(number) FROM traces")
+    else:
+        upto, rest = parse_text_cursor(cursor)
+        start_ns, id = parse_text_cursor(rest)
+        having = f" HAVING (latest, id) < ({parameters.integer(start_ns)}, {parameters.text(id)})"
+    where = SortedSet(upto, None, 0).restrict(compile_filter(filter, parameters), parameters)
+    rows = db.query(
+        f"SELECT {_SESSION_FIELDS} FROM {TRACES} WHERE {where} AND t.session_id IS NOT NULL GROUP BY t.session_id{having}"
+        f" ORDER BY latest DESC, id DESC LIMIT {parameters.integer(limit + 1)}",
+        parameters,
+    )
+    next = f"{upto}.{rows[limit - 1][10]}.{rows[limit - 1][0]}" if len(rows) > limit else None
+    return Page(items=tuple(map(_make_session, rows[:limit])), next=next)
+
+
+def _make_session(row: Sequence[Any]) -> SessionSummary:
+    return SessionSummary(
+        session_id=row[0],
+        project=row[1],
+        user_id=row[2],
+        traces=row[3],
+        errors=row[4],
+        start_ns=row[5],
+        end_ns=row[6],
+        input_tokens=row[7],
+        output_tokens=row[8],
+        cost=row[9],
+    )
+
+
+# Distinct values of a field, for filter menus
+
+NEWEST_TRACES = 1000  # newest traces of a project, and of all projects for metadata, from which values are read
+
+_FEEDBACK_FIELD, _METADATA_FIELD = "feedback", "metadata"
+# Values of a trace
+_VALUES = {
+    "project": "t.project",
+    "environment": "t.environment",
+    "name": "t.name",
+    "kind": "arrayJoin(t.kinds)",
+    "model": "arrayJoin(mapKeys(t.models))",
+    "tag": "arrayJoin(t.tags)",
+    "prompt": "arrayJoin(mapKeys(t.prompts))",
+    "prompt_version": "arrayJoin(arrayFlatten(mapValues(t.prompts)))",
+    "agent": "arrayJoin(t.agents)",
+    "finish_reason": "arrayJoin(t.finish_reasons)",
+    "session": "t.session_id",
+    "user": "t.user_id",
+}
+_FIELDS = (*_VALUES, _FEEDBACK_FIELD)
+# An empty prompt or version stands for none
+_IS_VALUE = {"prompt": "v <> ''", "prompt_version": "v <> ''"}
+_SHOWN_FIELDS = ("environment", "name", "model")  # not those that only evaluators' own traces have
+
+
+def list_values(db: Connection, field: str, limit: int, project: str | None) -> list[str]:
+    """Return the values of a field in order, at most `limit`. Raise `Refused` for an unknown field."""
+    parameters = QueryParameters()
+    name, _, key = field.partition(".")
+    if name == _METADATA_FIELD:
+        value = f"t.metadata[{parameters.text(key)}]" if key else "arrayJoin(mapKeys(t.metadata))"
+        where = f"mapContains(t.metadata, {parameters.text(key)})" if key else "1"
+        values = f"{value} AS v FROM {_newest_traces(project, parameters)} WHERE {where}"
+        return _list_distinct(db, values, "1" if key else "v <> ''", limit, parameters)
+    if field not in _FIELDS:
+        raise Refused(f"unknown field {field!r}; expected one of: {', '.join((*_FIELDS, _METADATA_FIELD))}")
+    if project is not None and field == "project":
+        return [project]
+    source = TRACES if project is None else _newest_traces(project, parameters)
+    if field == _FEEDBACK_FIELD:
+        of_traces = "" if project is None else f" AND trace_id IN (SELECT t.trace_id FROM {source})"
+        keys = f"key AS v FROM feedback FINAL WHERE trace_id <> '' AND document IS NULL{of_traces}"
+        return _list_distinct(db, keys, "1", limit, parameters)
+    where = f" AND {VISIBLE_SQL}" if field in _SHOWN_FIELDS else ""
+    values = f"{_VALUES[field]} AS v FROM {source} WHERE t.span_count > 0{where}"
+    return _list_distinct(db, values, _IS_VALUE.get(field, "v IS NOT NULL"), limit, parameters)
+
+
+def _newest_traces(project: str | None, parameters: QueryParameters) -> str:
+    where = VISIBLE_SQL if project is None else f"{VISIBLE_SQL} AND t.project = {parameters.text(project)}"
+    return f"(SELECT * FROM {TRACES} WHERE {where} ORDER BY t.start_ns DESC LIMIT {NEWEST_TRACES}) AS t"
+
+
+def _list_distinct(db: Connection, values: str, where: str, limit: int, parameters: QueryParameters) -> list[str]:
+    sql = f"SELECT DISTINCT v FROM (SELECT {values}) WHERE {where} ORDER BY v LIMIT {parameters.integer(limit)}"
+    return [value for (value,) in db.query(sql, parameters)]
+
+
+# Feedback
+
+
+def list_feedback(
+    db: Connection,
+    filter: Filter,
+    key: str | None,
+    source: Source | None,
+    target: Target | None,
+    limit: int,
+    cursor: str | None,
+) -> Page[Feedback]:
+    """Return one page of feedback, newest first."""
+    parameters, where = QueryParameters(), ["1"]
+    if filter != Filter():
+        where.append(f"trace_id IN (SELECT t.trace_id FROM {TRACES} WHERE {compile_filter(filter, parameters)})")
+    if key is not None:
+        where.append(f"key = {parameters.text(key)}")
+    if source is not None:
+        where.append(f"source = {parameters.text(source)}")
+    if target is not None:
+        where += _target_conditions(target, parameters)
+    return select_feedback(db, where, parameters, limit, cursor)
+
+
+def select_feedback(
+    db: Connection, where: list[str], parameters: QueryParameters, limit: int, cursor: str | None
+) -> Page[Feedback]:
+    """Return one page of the feedback that meets SQL conditions, newest first. Raise `Refused` for an invalid cursor."""
+    if cursor is not None:
+        created_ns, id = parse_text_cursor(cursor)
+        number, _, id = id.partition(".")
+        if not number.isdecimal():
+            raise Refused(f"invalid cursor {cursor!r}; use `next` of the previous page")
+        bounds = f"{parameters.integer(created_ns)}, {parameters.bind(int(number), 'UInt64')}, {parameters.text(id)}"
+        where = [*where, f"(created_ns, number, id) < ({bounds})"]
+    rows = db.query(
+        f"SELECT created_ns, number, id, {FEEDBACK_COLUMNS} FROM feedback FINAL WHERE {' AND '.join(where)}"
+        f" ORDER BY created_ns DESC, number DESC, id DESC LIMIT {parameters.integer(limit + 1)}",
+        parameters,
+    )
+    next = ".".join(map(str, rows[limit - 1][:3])) if len(rows) > limit else None
+    return Page(items=tuple(decode_feedback(row[3:]) for row in rows[:limit]), next=next)
+
+
+def _target_conditions(target: Target, parameters: QueryParameters) -> list[str]:
+    """Return conditions that select exactly this target."""
+    found = [
+        f"{name} = {parameters.text(getattr(target, name) or '')}"
+        for name in ("trace_id", "session_id", "experiment_id")
+    ]
+    for name, type in (("span_id", "String"), ("document", "Int64"), ("project", "String")):
+        value = getattr(target, name)
+        found.append(f"{name} IS NULL" if value is None else f"{name} = {parameters.bind(value, type)}")
+    return found
+
+
+def list_experiment_scores(db: Connection, experiment_id: str, limit: int, cursor: str | None) -> Page[RunScores]:
+    """Return one page of an experiment's runs with their scores, earliest start first."""
+    parameters = QueryParameters()
+    where = f"t.span_count > 0 AND t.experiment_id = {parameters.text(experiment_id)}"
+    if cursor is not None:
+        start_ns, trace_id = parse_text_cursor(cursor)
+        where += f" AND (t.start_ns, t.trace_id) > ({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
+    columns = (
+        "t.trace_id, t.example_id, t.repetition, t.status, t.start_ns, t.end_ns, t.input_tokens, t.output_tokens,"
+        " t.cost, t.tags, mapKeys(t.models)"
+    )
+    order = f"ORDER BY t.start_ns, t.trace_id LIMIT {parameters.integer(limit + 1)}"
+    rows = db.query(f"SELECT {columns} FROM {TRACES} WHERE {where} {order}", parameters)
+    next = f"{rows[limit - 1][4]}.{rows[limit - 1][0]}" if len(rows) > limit else None
+    rows = rows[:limit]
+    scores = _read_counted_scores(db, [row[0] for row in rows])
+    items = (
+        RunScores(
+            trace_id=trace_id,
+            example_id=example,
+            repetition=repetition,
+            status=status,
+            scores=scores.get(trace_id, {}),
+            duration_ns=max(0, end - start),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cost=cost,
+            tags=tuple(tags),
+            models=tuple(models),
+        )
+        for trace_id, example, repetition, status, start, end, input_tokens, output_tokens, cost, tags, models in rows
+    )
+    return Page(items=tuple(items), next=next)
+
+
+def _read_counted_scores(db: Connection, trace_ids: Sequence[str]) -> dict[str, dict[str, float | str | None]]:
+    """Return the newest score (else label) by trace and key. A judge's score counts before a person's feedback on it."""
+    parameters = QueryParameters()
+    sql = (
+        "SELECT trace_id, key, argMax(tuple(score, label), tuple(created_ns, number))"
+        " FROM (SELECT *, max(source = 'model') OVER (PARTITION BY trace_id, key) AS has_judge FROM feedback FINAL"
+        f" WHERE trace_id IN {parameters.texts(trace_ids)}) WHERE document IS NULL"
+        " AND NOT (has_judge AND source = 'human') GROUP BY trace_id, key ORDER BY key"
+    )
+    found: dict[str, dict[str, float | str | None]] = {}
+    for trace_id, key, newest in db.query(sql, parameters) if trace_ids else ():
+        score, label = _values(newest)
+        found.setdefault(trace_id, {})[key] = score if score is not None else label
+    return found
+
+
+# Scores of rules
+
+
+def current_feedback(columns: str, where: str) -> str:
+    """Return a statement with the newest feedback of each slot (see `SLOT_COLUMNS`) that meets an SQL condition."""
+    return (
+        f"SELECT {columns} FROM feedback FINAL WHERE {where}"
+        f" ORDER BY created_ns DESC, number DESC LIMIT 1 BY {SLOT_COLUMNS}"
+    )
+
+
+def list_rule_scores(db: Connection, query: ScoreQuery) -> Page[RuleScore]:
+    """Return one page of a rule's scores, errors and skips, ordered by start of the trace, latest first."""
+    parameters = QueryParameters()
+    project = parameters.text(query.project)
+    where = f"rule = {parameters.text(query.rule)}"
+    if query.key is not None:
+        where += f" AND key = {parameters.text(query.key)}"
+    is_shown = "outcome <> 'score' OR score IS NOT NULL" + (" OR label IS NOT NULL" if query.labelled else "")
+    bounds = [f"({is_shown})"]
+    if query.since_ns is not None:
+        bounds.append(f"start >= {parameters.integer(query.since_ns)}")
+    if query.until_ns is not None:
+        bounds.append(f"start < {parameters.integer(query.until_ns)}")
+    if query.cursor is not None:
+        start_ns, id = parse_text_cursor(query.cursor)
+        bounds.append(f"(start, id) < ({parameters.integer(start_ns)}, {parameters.text(id)})")
+    of_traces = (
+        "SELECT f.*, t.session_id AS session, t.start_ns AS start"
+        f" FROM ({current_feedback('*', where)}) AS f"
+        f" INNER JOIN (SELECT trace_id, session_id, start_ns FROM {TRACES} WHERE t.project = {project}) AS t USING trace_id"
+    )
+    sessions = "SELECT session_id, toNullable(min(start_ns)) AS first FROM traces FINAL WHERE session_id IS NOT NULL GROUP BY session_id"
+    of_sessions = (
+        "SELECT f.*, toNullable(f.session_id) AS session, ifNull(s.first, f.created_ns) AS start"
+        f" FROM ({current_feedback('*', where)}) AS f LEFT JOIN ({sessions}) AS s ON s.session_id = f.session_id"
+        f" WHERE f.trace_id = '' AND f.session_id <> '' AND ifNull(f.project, {project}) = {project}"
+    )
+    sql = (
+        f"SELECT start, id, session, {FEEDBACK_COLUMNS} FROM ({of_traces} UNION ALL {of_sessions})"
+        f" WHERE {' AND '.join(bounds)} ORDER BY start DESC, id DESC LIMIT {parameters.integer(query.limit + 1)}"
+    )
+    rows = db.query(sql, parameters)
+    next = f"{rows[query.limit - 1][0]}.{rows[query.limit - 1][1]}" if len(rows) > query.limit else None
+    scores = [RuleScore(decode_feedback(row[3:]), row[2], row[0]) for row in rows[: query.limit]]
+    if query.by is not None:
+        scores = _add_groups(db, query.by, query.project, scores)
+    return Page(items=tuple(scores), next=next)
+
+
+# Values of the fields by which sums can be grouped, as an array for each trace
+GROUP_VALUES = {
+    "tag": "t.tags",
+    "model": "mapKeys(t.models)",
+    "environment": "[t.environment]",
+    "prompt_version": "arrayFilter(version -> version <> '', arrayFlatten(mapValues(t.prompts)))",
+    "agent": "t.agents",
+    "name": "[t.name]",
+    "user": "if(t.user_id IS NULL, [], [assumeNotNull(t.user_id)])",
+}
+
+
+def group_values(by: str, parameters: QueryParameters) -> str:
+    """Return the SQL of the values of a field of a trace. Raise `Refused` for an unknown field."""
+    if check_grouping(by) in GROUP_VALUES:
+        return f"arrayDistinct({GROUP_VALUES[by]})"
+    key = parameters.text(by.removeprefix(METADATA_PREFIX))
+    return f"if(mapContains(t.metadata, {key}), [t.metadata[{key}]], [])"
+
+
+def _add_groups(db: Connection, by: str, project: str, scores: Sequence[RuleScore]) -> list[RuleScore]:
+    """Return the scores with the values of a field of their traces, or of all traces of their sessions."""
+    parameters = QueryParameters()
+    targets = [score.feedback.target for score in scores]
+    values = group_values(by, parameters)
+    traces = parameters.texts({target.trace_id for target in targets if target.trace_id})
+    sessions = parameters.texts({target.session_id for target in targets if not target.trace_id and target.session_id})
+    of_project = f"t.span_count > 0 AND t.project = {parameters.text(project)}"
+    sql = (
+        f"SELECT t.trace_id, {values} FROM {TRACES} WHERE t.trace_id IN {traces}"
+        f" UNION ALL SELECT assumeNotNull(t.session_id), groupUniqArrayArray({values}) FROM {TRACES}"
+        f" WHERE has({sessions}, t.session_id) AND {of_project} GROUP BY t.session_id"
+    )
+    groups = dict(db.query(sql, parameters))
+    return [
+        score._replace(groups=tuple(sorted(groups.get(target.trace_id or target.session_id, ()))))
+        for score, target in zip(scores, targets, strict=True)
+    ]
+
+
+# Counts, and existence of traces and sessions
+
+
+def count_rows(db: Connection) -> dict[str, int]:
+    """Return the numbers of spans, traces and feedback records."""
+    [[spans, traces]] = db.query("SELECT sum(span_count), count() FROM traces FINAL WHERE span_count > 0")
+    [[feedbacks]] = db.query("SELECT count() FROM feedback FINAL")
+    return {"spans": spans, "traces": traces, "feedbacks": feedbacks}
+
+
+def find_stored_traces(db: Connection, trace_ids: Collection[str]) -> set[str]:
+    """Return those of the traces that are stored with at least one run."""
+    return _find_stored(db, "t.trace_id", trace_ids)
+
+
+def find_stored_sessions(db: Connection, sessions: Collection[str]) -> set[str]:
+    """Return those of the sessions that have at least one stored trace."""
+    return _find_stored(db, "assumeNotNull(t.session_id)", sessions)
+
+
+def _find_stored(db: Connection, column: str, values: Iterable[str]) -> set[str]:
+    parameters = QueryParameters()
+    where = f"t.span_count > 0 AND has({parameters.texts(values)}, {column})"
+    return {value for (value,) in db.query(f"SELECT DISTINCT {column} FROM {TRACES} WHERE {where}", parameters)}

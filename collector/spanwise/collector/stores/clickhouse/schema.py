@@ -1,0 +1,441 @@
+"""Tables of the ClickHouse database: definitions for one server and for a cluster, and the schema version.
+
+All tables are append-only for writers: a changed row is inserted again, and the engine keeps the row with the highest
+version. Queries read `FINAL`. Two collectors never have to lock anything.
+
+A trace id is unique across projects, so the project is not part of any key. Spans and summaries are replaced only
+within a partition when parts are merged, but `FINAL` also replaces across partitions. Queries must therefore not have
+conditions on `day`, the column of the partition key, because they would hide the newer row of another month. They
+filter by `start_ns`, which has a skip index.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+SCHEMA_VERSION = 1
+TOMBSTONE_DAYS = 8  # a sender's spool keeps undelivered spans for seven days
+WAITING_DAYS = 7  # open runs and amendments are kept for this long
+
+# The time of the server in nanoseconds, but at least the column `floor` that the writer sends, plus the position of the
+# row in its insert. The server evaluates it during the insert, so its running insert is visible to readers of the feed
+_NOW_NS = "toUInt64(toUnixTimestamp64Nano(now64(9)))"
+_NUMBER = f"greatest({_NOW_NS}, floor) + rowNumberInBlock()"
+_FLOOR = ("floor UInt64 EPHEMERAL 0", "lowest number that the server may assign; sent by the writer, not stored")
+
+Column: TypeAlias = tuple[str, str]  # definition, and comment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Definition of one table.
+
+    `shard_by` is the sharding expression of the `Distributed` table in a cluster. Without it, every node has all rows.
+    """
+
+    name: str
+    columns: Sequence[Column]
+    order_by: str
+    engine: str = "ReplacingMergeTree"
+    arguments: str = ""
+    primary_key: str | None = None
+    partition_by: str | None = None
+    ttl: str | None = None
+    indexes: Sequence[str] = ()
+    rows_per_granule: int = 8192
+    bytes_per_granule: int = 1024 * 1024
+    shard_by: str | None = None
+
+
+_SPANS = Table(
+    name="spans",
+    arguments="version",
+    # A lookup by trace id is a lookup by primary key. The span id in the primary key would only make the index larger
+    order_by="(trace_id, span_id)",
+    primary_key="trace_id",
+    partition_by="toYYYYMM(day)",
+    ttl="day + toIntervalDay(keep_days) DELETE WHERE keep_days > 0",
+    indexes=(
+        "INDEX by_words words TYPE text(tokenizer = 'splitByNonAlpha')",
+        "INDEX by_response response_id TYPE bloom_filter(0.01) GRANULARITY 1",
+    ),
+    rows_per_granule=1024,
+    bytes_per_granule=256 * 1024,
+    shard_by="cityHash64(trace_id)",
+    columns=[
+        ("trace_id String", "id of the trace, 32 hexadecimal digits"),
+        ("span_id String", "id of the span, 16 hexadecimal digits"),
+        ("version UInt128", "rank among all versions of the span: end, size as sent, number of amendments"),
+        ("day Date", "day of the first start of the trace, as its summary had it when the span was written"),
+        ("keep_days UInt16", "days after `day` until the engine deletes the row; 0: never"),
+        ("parent_id Nullable(String)", "id of the parent span"),
+        ("name LowCardinality(String)", "name of the run"),
+        ("kind LowCardinality(String)", "kind of the run: llm, tool, chain, ..."),
+        ("status LowCardinality(String)", "ok, error, cancelled or unset"),
+        ("error Nullable(String)", "error message"),
+        ("start_ns Int64", "start, nanoseconds since 1970"),
+        ("duration_ns Int64", "end minus start"),
+        ("end_ns Int64 ALIAS start_ns + duration_ns", "end, nanoseconds since 1970"),
+        ("model LowCardinality(Nullable(String))", "model of a call"),
+        ("input_tokens Nullable(Int64)", "input tokens of a call"),
+        ("output_tokens Nullable(Int64)", "output tokens of a call"),
+        ("cost Nullable(Float64)", "cost in US dollars"),
+        ("session_id Nullable(String)", "session"),
+        ("user_id Nullable(String)", "user"),
+        ("size UInt64", "bytes of `payload` before compression"),
+        ("project LowCardinality(String)", "project of the span"),
+        ("environment LowCardinality(String)", "environment of the span"),
+        ("service_version LowCardinality(Nullable(String))", "`service.version` of the resource"),
+        ("response_id String", "id that the model gave its response; empty: none"),
+        ("extra String", "JSON of the other fields that only summaries read, see `span_rows`; empty: none"),
+        ("resource LowCardinality(String)", "JSON of the resource's attributes"),
+        ("payload String", "JSON of the fields of the run that have no column, see `run_codec`"),
+        ("words String", "searchable words of inputs and outputs, see `text_search`"),
+    ],
+)
+
+_TRACES = Table(
+    name="traces",
+    arguments="version",
+    order_by="trace_id",
+    partition_by="toYYYYMM(day)",
+    ttl="day + toIntervalDay(keep_days) DELETE WHERE keep_days > 0",
+    indexes=(
+        "INDEX by_change change TYPE minmax GRANULARITY 1",
+        "INDEX by_start start_ns TYPE minmax GRANULARITY 1",
+        "INDEX by_session session_id TYPE bloom_filter(0.01) GRANULARITY 1",
+    ),
+    rows_per_granule=1024,
+    bytes_per_granule=512 * 1024,
+    shard_by="cityHash64(trace_id)",
+    columns=[
+        ("trace_id String", "id of the trace"),
+        ("version UInt64", "server's time after the spans were inserted and before they were read for this summary"),
+        _FLOOR,
+        (f"change UInt64 DEFAULT {_NUMBER}", "position in the change feed: server's time of this insert"),
+        ("first_number UInt64 EPHEMERAL 0", "`number` of the stored summary; 0: none; not stored"),
+        ("number UInt64 DEFAULT if(first_number = 0, change, first_number)", "change number of the first summary"),
+        ("day Date", "day of `start_ns`"),
+        ("keep_days UInt16", "days after `day` until the engine deletes the row; 0: never"),
+        ("checksum UInt64", "sum over the versions of all spans: tells whether this summary includes all of them"),
+        ("root String", "span id of the root"),
+        ("span_count UInt64", "number of spans"),
+        ("error_count UInt64", "number of spans with status error"),
+        ("project LowCardinality(String)", "project of the root"),
+        ("environment LowCardinality(String)", "environment of the root"),
+        ("name LowCardinality(String)", "name of the root"),
+        ("kind LowCardinality(String)", "kind of the root"),
+        ("status LowCardinality(String)", "status of the root"),
+        ("error Nullable(String)", "error of the root"),
+        ("start_ns Int64", "start of the earliest span"),
+        ("end_ns Int64", "end of the latest span"),
+        ("input_tokens Int64", "input tokens, each counted once"),
+        ("output_tokens Int64", "output tokens, each counted once"),
+        ("cost Nullable(Float64)", "cost in US dollars, each counted once"),
+        ("session_id Nullable(String)", "session of the root, else the first of any span"),
+        ("user_id Nullable(String)", "user of the root, else the first of any span"),
+        ("experiment_id Nullable(String)", "experiment of the root, else the first of any span"),
+        ("example_id Nullable(String)", "example of the root, else the first of any span"),
+        ("repetition Int64", "repetition of the example"),
+        ("complete Nullable(Int8)", "1: all spans have arrived, 0: some are missing, NULL: only quiet time can tell"),
+        ("names Array(LowCardinality(String))", "distinct names of the spans"),
+        ("kinds Array(LowCardinality(String))", "distinct kinds of the spans"),
+        (
+            "models Map(LowCardinality(String), Tuple(calls Int64, input_tokens Int64, output_tokens Int64, cost Float64))",
+            "calls, tokens and cost by model",
+        ),
+        ("tags Array(LowCardinality(String))", "distinct tags of the spans"),
+        ("metadata Map(LowCardinality(String), String)", "scalar metadata as the texts that filters compare"),
+        ("metadata_json String", "scalar metadata as JSON; empty: none"),
+        ("size UInt64", "bytes of all payloads before compression"),
+        ("probability Nullable(Float64)", "head sampling probability, according to the root"),
+        ("partial Bool", "kept only because of an error in it"),
+        ("rooted Bool", "a span without a parent has arrived"),
+        ("judgement Bool", "evaluator's own trace, or marked as a monitor's"),
+        ("dropped UInt64", "spans that the senders report as dropped"),
+        ("calls_sent UInt64", "outgoing calls that carried the trace context"),
+        ("prompts Map(LowCardinality(String), Array(String))", "versions by prompt; empty name or version: none"),
+        ("agents Array(LowCardinality(String))", "distinct agent names"),
+        ("finish_reasons Array(LowCardinality(String))", "distinct finish reasons"),
+        ("time_to_first_token_ms Nullable(Float64)", "longest time to the first token of any run"),
+        ("service_version LowCardinality(Nullable(String))", "`service.version` of the root's resource"),
+    ],
+)
+
+_FEEDBACK = Table(
+    name="feedback",
+    arguments="revision, is_deleted",
+    order_by="(trace_id, session_id, experiment_id, id)",
+    indexes=(
+        "INDEX by_number number TYPE minmax GRANULARITY 1",
+        "INDEX by_id id TYPE bloom_filter(0.01) GRANULARITY 1",
+        "INDEX by_rule rule TYPE set(64) GRANULARITY 1",
+        "INDEX by_key key TYPE set(64) GRANULARITY 1",
+        "INDEX by_judgement judge_trace_id TYPE bloom_filter(0.01) GRANULARITY 1",
+    ),
+    rows_per_granule=1024,
+    bytes_per_granule=256 * 1024,
+    shard_by="cityHash64(trace_id)",
+    columns=[
+        ("id String", "id of the feedback"),
+        ("trace_id String", "trace of the target; empty: none"),
+        ("span_id Nullable(String)", "span of the target"),
+        ("document Nullable(Int64)", "position of the document of the target"),
+        ("session_id String", "session of the target; empty: none"),
+        ("experiment_id String", "experiment of the target; empty: none"),
+        ("project Nullable(String)", "project of a session as target"),
+        ("key LowCardinality(String)", "name of the score or label"),
+        ("score Nullable(Float64)", "score"),
+        ("is_bool Bool", "the score is a boolean"),
+        ("label Nullable(String)", "label"),
+        ("comment Nullable(String)", "comment"),
+        ("outcome LowCardinality(String)", "score, error or skip"),
+        ("error Nullable(String)", "error message, or what was missing"),
+        ("source LowCardinality(String)", "human, model or code"),
+        ("author Nullable(String)", "person"),
+        ("evaluator Nullable(String)", "evaluator"),
+        ("version Nullable(String)", "version of the evaluator"),
+        ("rule LowCardinality(String)", "rule; empty: none. Only feedback without a rule is a change in the feed"),
+        ("claim Nullable(UInt64)", "number of the lease under which a rule gave the feedback"),
+        ("judge_trace_id Nullable(String)", "trace of the evaluator"),
+        ("metadata String", "JSON; empty: none"),
+        ("created_ns Int64", "time at which it was given"),
+        ("is_deleted UInt8", "1: marker of a deletion, without content"),
+        _FLOOR,
+        (
+            f"number UInt64 DEFAULT {_NUMBER}",
+            "server's time of this insert: position in the change feed, and for forwarding",
+        ),
+        (
+            "revision UInt128 DEFAULT bitOr(bitShiftLeft(toUInt128(ifNull(claim, 0)), 64), toUInt128(number))",
+            "version of the row: the highest lease number stands, then the latest insert",
+        ),
+    ],
+)
+
+_AMENDMENTS = Table(
+    name="amendments",
+    order_by="(trace_id, span_id, project, id)",
+    ttl=f"toDateTime(intDiv(number, 1000000000)) + toIntervalDay({WAITING_DAYS})",
+    rows_per_granule=1024,
+    shard_by="cityHash64(trace_id)",
+    columns=[
+        ("trace_id String", "trace of the span; empty: the target is the response with the id `span_id`"),
+        ("span_id String", "span, or response id"),
+        ("project String", "project whose spans may be amended; empty: any"),
+        ("id String", "hash of the fields: the same amendment is stored once"),
+        ("fields String", "JSON of the fields"),
+        _FLOOR,
+        (f"number UInt64 DEFAULT {_NUMBER}", "server's time of this insert: order in which amendments apply"),
+    ],
+)
+
+_OPEN_RUNS = Table(
+    name="open_runs",
+    arguments="version, is_deleted",
+    order_by="(trace_id, span_id)",
+    ttl=f"toDateTime(intDiv(number, 1000000000)) + toIntervalDay({WAITING_DAYS})",
+    indexes=("INDEX by_number number TYPE minmax GRANULARITY 1",),
+    rows_per_granule=1024,
+    shard_by="cityHash64(trace_id)",
+    columns=[
+        ("trace_id String", "trace"),
+        ("span_id String", "span that has started and not ended"),
+        ("name String", "name of the run"),
+        ("parent_id Nullable(String)", "id of the parent span"),
+        ("kind LowCardinality(String)", "kind of the run"),
+        ("start_ns Int64", "start"),
+        ("local_root Nullable(String)", "root of its process's part of the trace"),
+        ("project LowCardinality(String)", "project"),
+        ("environment LowCardinality(String)", "environment"),
+        ("instance Nullable(String)", "id of the process"),
+        ("is_deleted UInt8", "1: its span has arrived or will never arrive"),
+        ("version UInt8 DEFAULT is_deleted", "an ended run does not open again"),
+        _FLOOR,
+        (f"number UInt64 DEFAULT {_NUMBER}", "server's time of this insert: position in the change feed"),
+    ],
+)
+
+_PROCESSES = Table(
+    name="processes",
+    engine="AggregatingMergeTree",
+    order_by="instance",
+    shard_by="cityHash64(instance)",
+    columns=[
+        ("instance String", "`service.instance.id` of the process"),
+        ("stored SimpleAggregateFunction(sum, UInt64)", "spans of the process that were ever stored"),
+        ("seen_ns SimpleAggregateFunction(max, Int64)", "last time at which spans or a report arrived"),
+        (
+            "sender SimpleAggregateFunction(max, Tuple(progress UInt64, seen_ns Int64, data String))",
+            "service, project, environment and process id as JSON; those of the latest report, else of the latest spans",
+        ),
+        (
+            "report SimpleAggregateFunction(max, Tuple(progress UInt64, reported_ns Int64, data String))",
+            "counts of the latest report as JSON; the progress of counts tells which report is later; empty: none",
+        ),
+    ],
+)
+
+_TOMBSTONES = Table(
+    name="tombstones",
+    order_by="trace_id",
+    ttl=f"deleted + toIntervalDay({TOMBSTONE_DAYS})",
+    rows_per_granule=1024,
+    shard_by="cityHash64(trace_id)",
+    columns=[
+        ("trace_id String", "deleted trace: spans and feedback that arrive later are not stored"),
+        ("deleted DateTime DEFAULT now()", "server's time of the deletion"),
+        ("batch String", "id of the deletion"),
+    ],
+)
+
+_PENDING = Table(
+    name="pending_summaries",
+    arguments="number, is_done",
+    order_by="trace_id",
+    shard_by="cityHash64(trace_id)",
+    columns=[
+        ("trace_id String", "large trace with spans that its summary does not include yet"),
+        ("is_done UInt8", "1: the summary was written"),
+        _FLOOR,
+        (f"number UInt64 DEFAULT {_NUMBER}", "server's time of this insert"),
+    ],
+)
+
+_DESTINATIONS = Table(
+    name="destinations",
+    order_by="(project, destination)",
+    columns=[
+        ("project String", "project"),
+        ("destination String", "destination whose spans have continued a call of the project"),
+    ],
+)
+
+_OUTLETS = Table(
+    name="outlets",
+    engine="AggregatingMergeTree",
+    order_by="(name, url)",
+    columns=[
+        ("name String", "name of the target of forwarding"),
+        ("url String", "address; the one that was opened last is in use"),
+        ("opened_ns SimpleAggregateFunction(max, UInt64)", "time at which it was opened last"),
+        ("cursor SimpleAggregateFunction(max, UInt64)", "number of the last feedback that was sent or dropped"),
+        ("sent SimpleAggregateFunction(sum, UInt64)", "feedback sent"),
+        ("dropped SimpleAggregateFunction(sum, UInt64)", "feedback dropped"),
+        (
+            "status SimpleAggregateFunction(max, Tuple(updated_ns UInt64, error Nullable(String)))",
+            "time of the last attempt, and its error",
+        ),
+    ],
+)
+
+_RETENTION = Table(
+    name="retention",
+    arguments="version",
+    order_by="project",
+    columns=[
+        ("project String", "project; empty: all projects"),
+        ("keep_days UInt16", "days that new rows are kept; 0: forever"),
+        ("version UInt64", "server's time"),
+    ],
+)
+
+_FACTS = Table(
+    name="database_facts",
+    order_by="(name, value)",
+    columns=[("name String", "schema_version or identity"), ("value String", "value")],
+)
+
+TABLES: Sequence[Table] = (
+    _SPANS,
+    _TRACES,
+    _FEEDBACK,
+    _AMENDMENTS,
+    _OPEN_RUNS,
+    _PROCESSES,
+    _TOMBSTONES,
+    _PENDING,
+    _DESTINATIONS,
+    _OUTLETS,
+    _RETENTION,
+    _FACTS,
+)
+
+# An acknowledged insert is on disk. The window lets a deduplication token work on tables that are not replicated
+_DURABLE = "fsync_after_insert = 1, fsync_part_directory = 1, non_replicated_deduplication_window = 1000"
+
+
+def create_statements(cluster: str | None = None) -> list[str]:
+    """Return the statements that create all tables that do not exist: on one server, or on all nodes of a cluster.
+
+    `cluster` is a name in the servers' configuration, whose macros `{shard}` and `{replica}` must be set. Each sharded
+    table `name` is a `Distributed` table over replicated tables `name_local`. Spans and all records about a trace are
+    sharded by the trace id, because `FINAL` and summaries need all rows of a trace on one shard.
+    """
+    if cluster is None:
+        return [_create_statement(table) for table in TABLES]
+    statements = []
+    for table in TABLES:
+        if table.shard_by is None:
+            statements.append(_create_statement(table, cluster))
+            continue
+        statements.append(_create_statement(replace(table, name=f"{table.name}_local"), cluster))
+        as_local = f"CREATE TABLE IF NOT EXISTS {table.name} ON CLUSTER {cluster} AS {table.name}_local"
+        shards = f"{cluster}, currentDatabase(), {table.name}_local, {table.shard_by}"
+        statements.append(f"{as_local}\nENGINE = Distributed({shards})")
+    return statements
+
+
+def get_mutation_target(name: str, cluster: str | None) -> str:
+    """Return the table of an `ALTER` or `DELETE` statement, with `ON CLUSTER`: a mutation needs the local tables."""
+    if cluster is None:
+        return name
+    is_sharded = next(table.shard_by for table in TABLES if table.name == name)
+    return f"{name}{'_local' if is_sharded else ''} ON CLUSTER {cluster}"
+
+
+def get_column_types(name: str) -> dict[str, str]:
+    """Return the types of a table's columns by name, without those that are computed by every query."""
+    [table] = [table for table in TABLES if table.name == name]
+    columns = (definition.partition(" ") for definition, _ in table.columns)
+    return {
+        name: _DEFAULT.split(definition, maxsplit=1)[0]
+        for name, _, definition in columns
+        if " ALIAS " not in definition
+    }
+
+
+_DEFAULT = re.compile(r" (?:DEFAULT|EPHEMERAL) ")
+
+
+def _create_statement(table: Table, cluster: str | None = None) -> str:
+    columns = [f"{definition} COMMENT {_quote(comment)}" for definition, comment in table.columns]
+    lines = ",\n  ".join([*columns, *table.indexes])
+    where, engine, arguments = "", table.engine, table.arguments
+    if cluster is not None:
+        where = f" ON CLUSTER {cluster}"
+        shard = "{shard}" if table.shard_by else "all"
+        path = f"'/clickhouse/tables/{shard}/{{database}}/{table.name}', '{{replica}}'"
+        engine, arguments = f"Replicated{engine}", f"{path}, {arguments}" if arguments else path
+    statement = [
+        f"CREATE TABLE IF NOT EXISTS {table.name}{where} (\n  {lines}\n)",
+        f"ENGINE = {engine}({arguments})",
+    ]
+    if table.partition_by:
+        statement.append(f"PARTITION BY {table.partition_by}")
+    if table.primary_key:
+        statement.append(f"PRIMARY KEY {table.primary_key}")
+    statement.append(f"ORDER BY {table.order_by}")
+    if table.ttl:
+        statement.append(f"TTL {table.ttl}")
+    granules = f"index_granularity = {table.rows_per_granule}, index_granularity_bytes = {table.bytes_per_granule}"
+    statement.append(f"SETTINGS {granules}, default_compression_codec = 'ZSTD(1)', {_DURABLE}")
+    return "\n".join(statement)
+
+
+def _quote(text: str) -> str:
+    """Return a text as an SQL literal."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
