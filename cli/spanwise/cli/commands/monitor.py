@@ -32,6 +32,7 @@ from spanwise.cli.command_io import (
     print_table,
 )
 from spanwise.cli.commands import monitor_reports
+from spanwise.cli.commands.monitor_health import serve_health
 from spanwise.collector import default_location, describe, formatting
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound, Refused
@@ -62,8 +63,23 @@ Memory = Annotated[
 ]
 
 
+HealthPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port on this machine for health checks: /healthz, and /readyz, which is 503 while no worker evaluates traces.",
+    ),
+]
+
+
 def run(
-    file: RulesFile, at: StoreOption = None, workers: Workers = 1, activate: Activate = False, memory: Memory = None
+    file: RulesFile,
+    at: StoreOption = None,
+    workers: Workers = 1,
+    activate: Activate = False,
+    memory: Memory = None,
+    health_port: HealthPort = None,
 ) -> None:
     """Evaluate live traffic by the rules of a file, until Ctrl-C. The file is reloaded when it changes.
 
@@ -76,8 +92,9 @@ def run(
     _check_file_exists(file)
     url = _find_store(at)
     plan = make_plan(file, url, workers=workers, activate=activate, memory=memory)
-    with stop_on_signal() as stop:
-        is_loaded = Supervisor(plan, print_monitor_line, print_rules).run(stop)
+    supervisor = Supervisor(plan, print_monitor_line, print_rules)
+    with stop_on_signal() as stop, serve_health(health_port, supervisor.trouble):
+        is_loaded = supervisor.run(stop)
     if not is_loaded:
         raise typer.Exit(1)
     print_monitor_line("stopped; unfinished evaluations were released")

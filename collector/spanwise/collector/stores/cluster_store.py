@@ -32,9 +32,18 @@ class ClusterStore(CombinedStore):
     file, so that only this process can use the store.
     """
 
-    def __init__(self, traces: TraceBackend, control: ControlBackend, file: DatabaseFile | None = None) -> None:
+    def __init__(
+        self,
+        traces: TraceBackend,
+        control: ControlBackend,
+        file: DatabaseFile | None = None,
+        *,
+        maintenance_s: float = MAINTENANCE_INTERVAL_S,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        """Combine the backends. Maintenance runs every `maintenance_s` seconds, first after `retry_s`."""
         super().__init__(traces, control)
-        self._file = file
+        self._file, self._times = file, (maintenance_s, retry_s)
         self._maintenance: _Maintenance | None = None
 
     @property
@@ -54,20 +63,19 @@ class ClusterStore(CombinedStore):
             self._file.announce(url)
         if self._maintenance is not None:
             self._maintenance.stop()
-        self._maintenance = _Maintenance(self) if url is not None else None
+        self._maintenance = _Maintenance(self, *self._times) if url is not None else None
 
     def health(self) -> Mapping[str, float]:
         """Return metrics of both backends by name. `writable` is 0 while nothing can be stored."""
-        control = getattr(self._control, "health", None)
-        of_control = {f"control_{name}": value for name, value in control().items()} if control is not None else {}
-        of_traces: Mapping[str, float] = cast(Any, self._traces).health()
-        return {**of_traces, **of_control, "writable": int(self.trouble() is None)}
+        of_control = {f"control_{name}": value for name, value in _ask(self._control, "health", {}).items()}
+        return {**_ask(self._traces, "health", {}), **of_control, "writable": int(self.trouble() is None)}
 
     def trouble(self) -> str | None:
         """Return the reason why nothing can be stored now, without addresses; None if writing works."""
-        reason: str | None = cast(Any, self._traces).trouble()
-        control = self._file.trouble if self._file is not None else getattr(self._control, "trouble", None)
-        return reason if reason is not None or control is None else control()
+        reason: str | None = _ask(self._traces, "trouble", None)
+        if reason is not None:
+            return reason
+        return self._file.trouble() if self._file is not None else _ask(self._control, "trouble", None)
 
     def close(self) -> None:
         """Write queued jobs, then close both backends. Repeated calls do nothing."""
@@ -80,11 +88,17 @@ class ClusterStore(CombinedStore):
         return f"ClusterStore({self.where!r})"
 
 
+def _ask(backend: object, name: str, default: Any) -> Any:
+    """Return the result of an operation that not every backend has."""
+    operation = getattr(backend, name, None)
+    return default if operation is None else operation()
+
+
 class _Maintenance:
     """Thread of a collector that applies the retention rules once an hour, on one collector at a time."""
 
-    def __init__(self, store: ClusterStore) -> None:
-        self._store = store
+    def __init__(self, store: ClusterStore, interval_s: float, retry_s: float) -> None:
+        self._store, self._interval_s, self._retry_s = store, interval_s, retry_s
         self._holder = f"{socket.gethostname()}/{os.getpid()}/maintenance/{secrets.token_hex(4)}"
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spanwise-maintenance", daemon=True)
@@ -95,19 +109,19 @@ class _Maintenance:
         self._thread.join()
 
     def _run(self) -> None:
-        pause = RETRY_S  # not at the start: collectors that restart repeatedly must not delete each time
+        pause = self._retry_s  # not at the start: collectors that restart repeatedly must not delete each time
         while not self._stopped.wait(pause):
             try:
                 # the lease is kept for the interval, so that the collectors together do this once an hour
-                leased = self._store.acquire(MAINTENANCE_LEASE, self._holder, MAINTENANCE_INTERVAL_S)  # type: ignore[attr-defined]
-                pause = RETRY_S
+                leased = self._store.acquire(MAINTENANCE_LEASE, self._holder, self._interval_s)  # type: ignore[attr-defined]
+                pause = self._retry_s
                 if leased is not None:
                     self._store.prune_by_rules()
-                    pause = MAINTENANCE_INTERVAL_S
+                    pause = self._interval_s
             except Exception as error:  # the thread must survive whatever a database answers
                 if not isinstance(error, Unavailable):
                     _log.warning("the retention rules could not be applied: %s", error)
-                pause = RETRY_S
+                pause = self._retry_s
 
 
 def open_backends(traces: str, control: str) -> ClusterStore:

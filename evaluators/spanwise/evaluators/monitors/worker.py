@@ -299,6 +299,7 @@ class _ReportingMonitor(Monitor):
     def __init__(self, store: Store, rules: Sequence[MonitoredRule], sender: MessageSender, **options: Any) -> None:
         super().__init__(store, rules, **options)
         self._sender = sender
+        self._reported_trouble: str | None = None
         self.invalid: Mapping[str, str] = {}
         self.status = ExitCode.ENDED
         self.thread = threading.Thread(target=self._run_reporting, name="spanwise-monitor", daemon=True)
@@ -319,6 +320,13 @@ class _ReportingMonitor(Monitor):
     def _save_rules(self) -> None:
         super()._save_rules()
         self._sender.send("saved")
+
+    def _retry_later(self, call: Callable[[], Any]) -> Any:
+        result = super()._retry_later(call)
+        if (trouble := self.trouble) != self._reported_trouble:
+            self._reported_trouble = trouble
+            self._sender.send("trouble", text=trouble)
+        return result
 
     def _run_reporting(self) -> None:
         try:

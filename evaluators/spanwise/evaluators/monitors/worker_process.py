@@ -327,6 +327,7 @@ class WorkerProcess:
         self.phase_s = 0.0  # seconds since the phase began
         self.kill_reason: str | None = None  # reason for killing the worker, once it was killed
         self.holders: list[str] = []  # names under which the worker holds leases
+        self.trouble: str | None = None  # latest error of the worker's store, until an operation succeeds
         self.used: int | None = None  # memory use in bytes, as last reported
         self._silent_s = 0.0  # seconds since the last message
         self._near_limit_s = 0.0  # seconds for which the worker has been near its memory limit
