@@ -22,7 +22,7 @@ from itertools import islice
 
 from spanwise.collector.records import Run, Usage
 from spanwise.collector.stores.sqlite.database.connections import Reader, open_writable
-from spanwise.collector.stores.sqlite.database.table_rows import StoreClock
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.write.run_codec import encode
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
 

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from spanwise.collector.records import JSON, Run
 from spanwise.collector.stores.side_records import ANY_PROJECT, AmendmentTarget
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.table_rows import StoreClock, loads
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.maintenance.background_jobs import SummaryRebuilder
 from spanwise.collector.stores.sqlite.write.run_codec import encode
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
+from spanwise.collector.stores.table_rows import loads
 from spanwise.collector.stores.trace_summary import SummaryRow, summarize_trace
 
 T = TypeVar("T")

@@ -20,8 +20,8 @@ from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import Forbidden, Unavailable
 from spanwise.collector.records import AuditEvent, Experiment, Feedback, Key, Retention, Rule, Target, iterate_pages
 from spanwise.collector.server import Server
+from spanwise.collector.stores.control import control_operations
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.control import control_backend
 
 
 @pytest.fixture
@@ -189,8 +189,8 @@ def test_long_ones_are_cut(store: SQLiteStore) -> None:
 
 
 def test_no_number_of_deletions_covers_up_a_key(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(control_backend.MAX_EVENTS, False, 150)
-    monkeypatch.setitem(control_backend.MAX_EVENTS, True, 5)
+    monkeypatch.setitem(control_operations.MAX_EVENTS, False, 150)
+    monkeypatch.setitem(control_operations.MAX_EVENTS, True, 5)
     store.save_key(key("a"))
     for number in range(499):
         store.record_audit_event(AuditEvent(action="delete", about=str(number)))

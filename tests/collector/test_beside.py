@@ -120,14 +120,18 @@ def test_a_key_of_one_project_speaks_of_no_other(tmp_path):
     theirs, mine = run(project="theirs"), run(project="mine")
     rows = [Feedback(target=Target(trace_id=one.trace_id), key="k", score=1.0) for one in (theirs, mine)]
     session = Feedback(target=Target(session_id="s"), key="k", score=1.0)
+    their_session = Feedback(target=Target(session_id="s", project="theirs"), key="k", score=1.0)
     asked = Request(TRACES, TRACES.protobuf, b"", project="mine")
     beside = Offloader()
     with SQLiteStore(tmp_path / "a.db") as store:
         store.append([theirs])
-        keep = StoreSink(store, beside).keep(asked, [mine, *rows, session])
+        keep = StoreSink(store, beside).keep(asked, [mine, *rows, session, their_session])
         refusals = asyncio.run(keep)
         assert [type(refusal).__name__ for refusal in refusals] == ["SideRecordRefused", "SideRecordRefused"]
-        assert [one.target.trace_id for one in store.feedbacks()] == [mine.trace_id]
+        assert {one.target for one in store.feedbacks()} == {
+            Target(trace_id=mine.trace_id),
+            Target(session_id="s", project="mine"),
+        }
     beside.close()
 
 

@@ -26,7 +26,7 @@ from spanwise.collector.records import Experiment, Retention, Target
 from spanwise.collector.stores import CombinedStore, LocalStore, Store
 from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
-from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
 
 
 class Stumbling(SQLiteTraces):

@@ -14,9 +14,9 @@ from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import Forbidden, NotFound, Refused
 from spanwise.collector.records import Key, Notification, make_test_notification
 from spanwise.collector.server import Server
+from spanwise.collector.stores.control import notifications
+from spanwise.collector.stores.control.notifications import enqueue_notifications
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.control import notifications
-from spanwise.collector.stores.sqlite.control.notifications import enqueue_notifications
 
 
 @pytest.fixture

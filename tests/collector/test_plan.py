@@ -12,7 +12,7 @@ from spanwise.collector.stores.backends import ScoreQuery
 from spanwise.collector.stores.sqlite import SQLiteStore, encode
 from spanwise.collector.stores.sqlite.query import record_lists
 from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter, plan_query
-from spanwise.collector.stores.sqlite.query.record_lists import list_rule_scores
+from spanwise.collector.stores.sqlite.score_sums.listed_scores import list_rule_scores
 from spanwise.collector.stores.sqlite.search.searchable_text import compile_match
 
 

@@ -15,7 +15,7 @@ from collector.making import START, child, run
 from spanwise.collector.records import Run, TraceSummary, Usage
 from spanwise.collector.stores.run_codec import extract_fact
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.database.table_rows import loads
+from spanwise.collector.stores.table_rows import loads
 from spanwise.collector.stores.trace_summary import SummaryRow, summarize_trace
 
 _numbers = itertools.count(1)

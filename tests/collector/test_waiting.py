@@ -17,9 +17,9 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.records import Amendment, Retention, Run
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.database.table_rows import hash_id
 from spanwise.collector.stores.sqlite.write import side_tables
 from spanwise.collector.stores.sqlite.write.side_tables import PendingAmendments
+from spanwise.collector.stores.table_rows import hash_id
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from spanwise.collector.records import Retention, Run
 from spanwise.collector.stores.search_terms import add_leaves, iterate_leaves
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, encode
 from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
-from spanwise.collector.stores.sqlite.database.table_rows import loads
 from spanwise.collector.stores.sqlite.maintenance import background_jobs
 from spanwise.collector.stores.sqlite.maintenance.background_jobs import BURST_FACTOR
 from spanwise.collector.stores.sqlite.search import fulltext_index, searchable_text
@@ -40,6 +39,7 @@ from spanwise.collector.stores.sqlite.search.searchable_text import (
     MAX_TRACE_CHARACTERS,
     TextBuffer,
 )
+from spanwise.collector.stores.table_rows import loads
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_a_call_whose_connection_breaks_stays_booked_as_cost_unknown(
         store.append([whole(1)])
         monitor.step()
     assert scores(store, 1) == {"polite": True}
-    monkeypatch.setattr("spanwise.collector.stores.sqlite.control.control_backend.UNKNOWN_AFTER_NS", 0)
+    monkeypatch.setattr("spanwise.collector.stores.control.budgets.UNKNOWN_AFTER_NS", 0)
     (booked,) = store.booked(budget_name("default", "r", "calls_per_day"))
     assert (booked.settled, booked.reserved, booked.unknown) == (1.0, 0.0, 1.0)
 

@@ -87,7 +87,7 @@ def test_a_connection_that_breaks_is_of_unknown_cost_also_after_its_booking_is_g
         monitor.step()
         store.append([whole(1)])
         monitor.step()
-    bookings = "spanwise.collector.stores.sqlite.control.control_backend"
+    bookings = "spanwise.collector.stores.control.budgets"
     [first] = store.spend()
     assert (first.settled, first.unknown) == (pytest.approx(0.01), 0.0)
     monkeypatch.setattr(f"{bookings}.UNKNOWN_AFTER_NS", 0)  # a minute later
@@ -130,7 +130,7 @@ def test_settled_spend_equals_the_settled_bookings_across_a_kill(
             worker.kill()
             until(lambda: len([one for one in decisions(store, rule="paid") if one.verdict == "scored"]) == 20)
             until(lambda: all(one.states for one in decisions(store, rule="paid", verdict="scored")))
-        monkeypatch.setattr("spanwise.collector.stores.sqlite.control.control_backend.UNKNOWN_AFTER_NS", 0)
+        monkeypatch.setattr("spanwise.collector.stores.control.budgets.UNKNOWN_AFTER_NS", 0)
         [spend] = store.spend(by=("project", "rule"))
         [budget] = store.booked(budget_name("default", "paid", "usd_per_day"))
     with closing(sqlite3.connect(file)) as db:

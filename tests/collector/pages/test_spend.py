@@ -47,7 +47,7 @@ def test_settled_reserved_and_unknown_are_apart(store, client, spent, monkeypatc
     text = page(client, "/spend")
     assert "settled $1.50 reserved $2.00 cost unknown $0.00" in text
     assert "short default $0.75 $2.00 $0.00 $2.75" in text
-    monkeypatch.setattr("spanwise.collector.stores.sqlite.control.control_backend.UNKNOWN_AFTER_NS", 0)
+    monkeypatch.setattr("spanwise.collector.stores.control.budgets.UNKNOWN_AFTER_NS", 0)
     text = page(client, "/spend")
     assert "settled $1.50 reserved $0.00 cost unknown $2.00" in text
     assert "$2.75 of $5.00 per day, $2.00 of it cost unknown" in text

@@ -1,7 +1,7 @@
 """Notifications of alerts: delivery to webhooks, Slack-compatible webhooks, e-mail and the log.
 
 The transaction that changes an alert's state stores the notification (`enqueue_notifications` in
-`stores/sqlite/control/notifications.py`). The store holds the state of each delivery. A new kind of target is a frozen
+`stores/control/notifications.py`). The store holds the state of each delivery. A new kind of target is a frozen
 dataclass with `send(notification, base_url) -> AttemptResult`, and keys in `target_config`; it connects only through
 `GuardedConnection`.
 

@@ -21,7 +21,6 @@ Modules, in the order in which data flows:
 - `control_tables`: Tables of a control backend as rows, for copies between databases: names, keys, export and import.
 - `search_terms`: Search terms of all backends: texts in a JSON value, tokens of Chinese, Japanese and Korean text, terms
   of a search.
-- `table_rows`: Table rows: column values, hashed ids, statements for many rows, cursors of pages.
 - `trace_assembly`: Assembly of traces: amendments merged into runs, the tree of runs, derived inputs and outputs of
   the root.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.

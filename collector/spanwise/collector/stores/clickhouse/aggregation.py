@@ -14,8 +14,6 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
-
 from spanwise.collector.alert_policy import parse_measure
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter, extend_filter, validate_filter
@@ -24,6 +22,7 @@ from spanwise.collector.records import JSON, Bucket, ScoreSums
 from spanwise.collector.statistics import Tally, percentile
 from spanwise.collector.stores.backends import BucketScore, RuleScore
 from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.feedback_rows import FeedbackRow, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPILERS, SLOT_COLUMNS, TRACES, compile_filter
 from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.clickhouse.record_lists import current_feedback, group_values
@@ -31,7 +30,6 @@ from spanwise.collector.stores.table_rows import INT_MAX
 
 MAX_BUCKETS = 10_000  # limit of an answer (2 KB per bucket); with narrow buckets, there could be one for each trace
 MAX_NEWEST = 100_000
-ALL_TRACES = "all"
 PERCENTS = (50, 95, 99)
 
 # Limits of the groups by time to the first token, in milliseconds
@@ -161,16 +159,15 @@ def compute_buckets(
         raise Refused(f"bucket_ns must be a positive number of nanoseconds, got {bucket_ns!r}")
     if group_by is not None and group_by not in _GROUPS:
         raise Refused(f"cannot group by {group_by!r}; use one of {', '.join(_GROUPS)}")
-    if newest is not None and newest != ALL_TRACES and not 1 <= newest <= MAX_NEWEST:
+    most = None if newest == "all" else newest
+    if most is not None and not 1 <= most <= MAX_NEWEST:
         raise Refused(f"newest must be 1 to {MAX_NEWEST:,} or 'all', got {newest!r}")
     try:
         return _aggregate(db, filter, bucket_ns, group_by, None)
     except _TooManyBuckets:
-        if newest is None or newest == ALL_TRACES:
+        if most is None:
             raise
-        # without buckets, the range starts with the first of these traces
-        buckets = _aggregate(db, filter, bucket_ns, group_by, newest, since_ns=None)
-        return [replace(bucket, newest=newest) for bucket in buckets]
+        return [replace(bucket, newest=most) for bucket in _aggregate(db, filter, bucket_ns, group_by, most)]
 
 
 class _TooManyBuckets(Refused):
@@ -178,7 +175,7 @@ class _TooManyBuckets(Refused):
 
 
 def _aggregate(
-    db: Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int | None, **range: int | None
+    db: Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int | None
 ) -> list[Bucket]:
     parameters = QueryParameters()
     chosen = _choose_traces(filter, bucket_ns, group_by, newest, parameters)
@@ -190,8 +187,10 @@ def _aggregate(
         raise _TooManyBuckets(f"more than {MAX_BUCKETS:,} buckets in one answer: {remedy}")
     for start, group, *row in db.query(_make_feedback_sql(chosen), parameters):
         totals[start, chosen.name_group(group)].add_feedback(row)
+    # without buckets, the range of the newest traces starts with the first of them
+    since = filter.since_ns if newest is None else None
     places = sorted(totals, key=lambda place: (place[0], place[1] is not None, place[1] or ""))
-    return [_make_bucket(place, totals[place], replace(filter, **range), bucket_ns) for place in places]
+    return [_make_bucket(place, totals[place], replace(filter, since_ns=since), bucket_ns) for place in places]
 
 
 def _choose_traces(
@@ -296,7 +295,7 @@ def list_bucket_scores(
         "t.trace_id AS trace_id, t.project AS of_project, t.session_id AS session, t.start_ns AS start"
     )
     scores = current_feedback("*", "rule <> '' AND trace_id <> ''")
-    columns = ", ".join(f"f.{name}" for name in FEEDBACK_COLUMNS)
+    columns = ", ".join(f"f.{name}" for name in FeedbackRow._fields)
     sql = (
         f"SELECT b, g, of_project, session, start, {columns} FROM {traces} AS c INNER JOIN ({scores}) AS f USING trace_id"
         " WHERE f.outcome <> 'score' OR f.score IS NOT NULL OR f.label IS NOT NULL"

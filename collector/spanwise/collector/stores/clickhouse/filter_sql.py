@@ -87,7 +87,8 @@ def _prompt_version(version: str, prompt: str | None, parameters: QueryParameter
 
 def _comparison(expression: str) -> Compiler:
     def compile_value(value: Any, parameters: QueryParameters) -> Conditions:
-        return [compare(expression, *value, parameters)]
+        operator, bound = value
+        return [compare(expression, operator, bound, parameters)]
 
     return compile_value
 

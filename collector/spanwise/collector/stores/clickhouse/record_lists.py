@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
-
 from spanwise.collector import filters
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import (
@@ -22,6 +20,7 @@ from spanwise.collector.filters import (
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
 from spanwise.collector.stores.backends import RuleScore, ScoreQuery
 from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import (
     SLOT_COLUMNS,
     TRACES,

@@ -218,6 +218,7 @@ _FEEDBACK = Table(
 
 _AMENDMENTS = Table(
     name="amendments",
+    arguments="applied",
     order_by="(trace_id, span_id, project, id)",
     ttl=f"toDateTime(intDiv(number, 1000000000)) + toIntervalDay({WAITING_DAYS})",
     rows_per_granule=1024,
@@ -228,6 +229,7 @@ _AMENDMENTS = Table(
         ("project String", "project whose spans may be amended; empty: any"),
         ("id String", "hash of the fields: the same amendment is stored once"),
         ("fields String", "JSON of the fields"),
+        ("applied UInt8", "1: part of a stored span, and its feedback is stored"),
         _FLOOR,
         (f"number UInt64 DEFAULT {_NUMBER}", "server's time of this insert: order in which amendments apply"),
     ],
@@ -311,6 +313,7 @@ _DESTINATIONS = Table(
     columns=[
         ("project String", "project"),
         ("destination String", "destination whose spans have continued a call of the project"),
+        ("seen DateTime DEFAULT now()", "server's time of the insert"),
     ],
 )
 

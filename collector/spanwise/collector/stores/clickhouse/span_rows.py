@@ -16,6 +16,7 @@ from spanwise.collector.stores.run_codec import (
     RunLabels,
     SamplingInfo,
     SpanCounts,
+    encode_amended_run,
     encode_run,
     make_fact,
 )
@@ -27,63 +28,62 @@ from spanwise.collector.stores.trace_summary import SummaryRow, summarize_trace
 # Spans: runs that are encoded and ready to be inserted, and their columns.
 
 
-class SpanBatch(NamedTuple):
-    """Runs, encoded and ready to be inserted. Can be pickled."""
-
-    trace_ids: list[str]
-    facts: list[Fact]
-    payloads: list[bytes]
-    resources: list[str]
-    words: list[str]
-
-    @property
-    def bytes(self) -> int:
-        """Return the approximate size in memory."""
-        return sum(map(len, self.payloads)) + sum(map(len, self.words)) + 1000 * len(self.facts)
-
-
 class SpanRow(NamedTuple):
-    """One encoded run."""
+    """One encoded run. `amendments` is 0 for a run as it was sent."""
 
     fact: Fact
     payload: bytes
     resource: str
     words: str
+    service_version: str | None
+    amendments: int = 0
+
+    @property
+    def version(self) -> int:
+        """Return the version of the row: the later end stands, then the larger size as sent, then more amendments."""
+        size = self.fact.size if self.fact.sent is None else self.fact.sent
+        return self.fact.end_ns << 64 | min(size, 2**40 - 1) << 24 | min(self.amendments, MAX_AMENDMENTS)
+
+
+MAX_AMENDMENTS = 2**24 - 1
+
+
+class SpanBatch(NamedTuple):
+    """Runs of any traces, encoded and ready to be inserted. Can be pickled."""
+
+    trace_ids: Sequence[str]
+    rows: Sequence[SpanRow]
+
+    @property
+    def bytes(self) -> int:
+        """Return the approximate size in memory."""
+        return sum(len(row.payload) + len(row.words) + 1000 for row in self.rows)
 
 
 def encode_runs(runs: Sequence[Run]) -> SpanBatch:
     """Encode runs. Never raises: values that JSON or the database cannot store are repaired."""
-    batch = SpanBatch([], [], [], [], [])
-    resources: dict[int, str] = {}
+    rows = list[SpanRow]()
+    resources: dict[int, tuple[str, str | None]] = {}  # equal resources of a request are usually one object
     for run in runs:
         stored, (fact, payload) = encode_run(run)
         resource = resources.get(id(run.resource))
         if resource is None:
-            resource = resources[id(run.resource)] = dumps(run.resource)
-        batch.trace_ids.append(clean(run.trace_id))
-        batch.facts.append(fact)
-        batch.payloads.append(payload)
-        batch.resources.append(resource)
-        batch.words.append(_find_words(stored, payload))
-    return batch
+            resource = resources[id(run.resource)] = dumps(run.resource), read_service_version(run.resource)
+        rows.append(SpanRow(fact, payload, resource[0], _find_words(stored, payload), resource[1]))
+    return SpanBatch([clean(run.trace_id) for run in runs], rows)
 
 
-def encode_row(run: Run, encoded: tuple[Fact, bytes]) -> SpanRow:
-    """Return the row of a run that is encoded already, such as an amended one."""
-    fact, payload = encoded
-    return SpanRow(fact, payload, dumps(run.resource), _find_words(run, payload))
+def encode_amended_row(run: Run, amended: Mapping[str, JSON], sent: int, amendments: int) -> SpanRow:
+    """Return the row of a run with amendments applied; `amended` has their fields, `sent` is the size without them."""
+    fact, payload = encode_amended_run(run, amended, sent)
+    service_version = read_service_version(run.resource)
+    return SpanRow(fact, payload, dumps(run.resource), _find_words(run, payload), service_version, amendments)
 
 
 def _find_words(run: Run, payload: bytes) -> str:
     leaves: dict[str, None] = {}
     add_leaves(leaves, run.inputs, run.outputs, payload)
     return fold_words(leaves)
-
-
-def get_version(fact: Fact, amendments: int = 0) -> int:
-    """Return the version of a span: the later end stands, then the larger size as sent, then more amendments."""
-    size = fact.size if fact.sent is None else fact.sent
-    return fact.end_ns << 64 | min(size, 2**40 - 1) << 24 | amendments
 
 
 def get_checksum(versions: Iterable[int]) -> int:
@@ -105,27 +105,23 @@ FACT_COLUMNS = (
 
 
 def make_span_columns(
-    trace_ids: Sequence[str], rows: Sequence[SpanRow], versions: Sequence[int], days: Sequence[int], keep: Sequence[int]
+    trace_ids: Sequence[str], rows: Sequence[SpanRow], days: Sequence[int], keep_days: Sequence[int]
 ) -> dict[str, Sequence[Any]]:
     """Return the columns of rows of `spans`."""
     fields = dict(zip(Fact._fields, zip(*[row.fact for row in rows], strict=True), strict=True))
-    services: dict[str, str | None] = {}
-    for row in rows:
-        if row.resource not in services:
-            services[row.resource] = read_service_version(loads(row.resource))
     return {
         "trace_id": trace_ids,
         **{name: fields[name] for names in _PLAIN for name in names},
-        "version": versions,
+        "version": [row.version for row in rows],
         "day": days,
-        "keep_days": keep,
+        "keep_days": keep_days,
         "start_ns": fields["start_ns"],
         "duration_ns": [_wrap(end - start) for start, end in zip(fields["start_ns"], fields["end_ns"], strict=True)],
         "project": fields["project"],
         "environment": fields["environment"],
         "response_id": [id or "" for id in fields["response_id"]],
         "extra": [_encode_extra(row.fact) for row in rows],
-        "service_version": [services[row.resource] for row in rows],
+        "service_version": [row.service_version for row in rows],
         "resource": [row.resource for row in rows],
         "payload": [row.payload for row in rows],
         "words": [row.words for row in rows],

@@ -39,7 +39,7 @@ def _fold_table() -> dict[int, str | None]:
     """Return the replacements of letters: Latin letters lose their accents, and variants become the usual letter."""
     table: dict[int, str | None] = dict.fromkeys(range(0x300, 0x370))
     for code in (*range(0xC0, 0x250), *range(0x1E00, 0x1F00)):
-        base, *marks = unicodedata.normalize("NFD", chr(code))
+        base, *marks = list(unicodedata.normalize("NFD", chr(code)))
         if marks and all("\u0300" <= mark <= "\u036f" for mark in marks):
             table[code] = base.lower()
     return {**table, ord("ſ"): "s", ord("ς"): "σ", ord("µ"): "μ", ord("İ"): "i"}
@@ -65,19 +65,20 @@ def fold_words(texts: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
-def compile_text(text: str, parameters: QueryParameters) -> list[str]:
+def compile_text(text: str, parameters: QueryParameters, within: str | None = None) -> list[str]:
     """Return SQL conditions on a row `t` of `traces`, all of which hold for traces that contain all terms of a text.
 
-    Raise `Refused` for too many or too short prefixes, and for too many words.
+    `within` is the SQL of a list of trace ids, outside of which nothing needs to be searched. Raise `Refused` for too
+    many or too short prefixes, and for too many words.
     """
     terms = compile_terms(text)
     check_terms(terms)
-    return [
-        f"t.trace_id IN (SELECT trace_id FROM spans FINAL WHERE {_compile_term(term, parameters)})" for term in terms
-    ]
+    limits = [] if within is None else [f"trace_id IN {within}"]
+    searches = [" AND ".join([*limits, *_compile_term(term, parameters)]) for term in terms]
+    return [f"t.trace_id IN (SELECT trace_id FROM spans FINAL WHERE {search})" for search in searches]
 
 
-def _compile_term(term: IndexTerm, parameters: QueryParameters) -> str:
+def _compile_term(term: IndexTerm, parameters: QueryParameters) -> list[str]:
     tokens = [WORD_START + fold(token) for token in term.tokens]
     whole = tokens[:-1] if term.is_prefix else tokens
     conditions = []
@@ -88,4 +89,4 @@ def _compile_term(term: IndexTerm, parameters: QueryParameters) -> str:
     if len(tokens) > 1:
         phrase = f" {' '.join(tokens)}" + ("" if term.is_prefix else " ")
         conditions.append(f"position(words, {parameters.bind(phrase, 'String')}) > 0")
-    return " AND ".join(conditions)
+    return conditions

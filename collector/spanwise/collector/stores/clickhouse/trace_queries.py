@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
-from spanwise.collector.stores.clickhouse.span_rows import RUN_COLUMNS, decode_run
-
 from spanwise.collector.errors import NotFound, TooLarge
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores.clickhouse import record_lists
 from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES, compile_filter
 from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
+from spanwise.collector.stores.clickhouse.span_rows import RUN_COLUMNS, decode_run
 from spanwise.collector.stores.store_interfaces import LazyTrace
 from spanwise.collector.stores.table_rows import loads, parse_text_cursor
 from spanwise.collector.stores.trace_assembly import (
@@ -216,13 +215,18 @@ def _read_payloads(db: Connection, spans: Sequence[tuple[str, str]]) -> Iterable
     if not spans:
         return
     parameters = QueryParameters()
-    traces, ids = zip(*spans, strict=True)
-    pairs = f"(trace_id, span_id) IN (SELECT arrayJoin(arrayZip({parameters.texts(traces)}, {parameters.texts(ids)})))"
-    where = f"trace_id IN {parameters.texts(dict.fromkeys(traces))} AND {pairs}"
-    for trace_id, span_id, payload in db.query(
-        f"SELECT trace_id, span_id, payload FROM spans FINAL WHERE {where}", parameters
-    ):
+    sql = f"SELECT trace_id, span_id, payload FROM spans FINAL WHERE {select_spans(spans, parameters)}"
+    for trace_id, span_id, payload in db.query(sql, parameters):
         yield trace_id, span_id, loads(payload) if payload else {}
+
+
+def select_spans(spans: Sequence[tuple[str, str]], parameters: QueryParameters) -> str:
+    """Return the SQL condition that selects some spans, given by trace id and span id."""
+    traces, ids = zip(*spans, strict=True)
+    pairs = f"arrayZip({parameters.texts(traces)}, {parameters.texts(ids)})"
+    return (
+        f"trace_id IN {parameters.texts(dict.fromkeys(traces))} AND (trace_id, span_id) IN (SELECT arrayJoin({pairs}))"
+    )
 
 
 # Whole traces
@@ -279,16 +283,16 @@ def _read_headers(db: Connection, trace_ids: Sequence[str]) -> dict[str, TraceHe
     return headers
 
 
-_IN_ORDER = "ORDER BY trace_id, start_ns, -end_ns, span_id"
+IN_ORDER = "ORDER BY trace_id, start_ns, -end_ns, span_id"
 
 
-def _read_rows(db: Connection, trace_ids: Iterable[str]) -> dict[str, list[Any]]:
+def read_rows(db: Connection, trace_ids: Iterable[str]) -> dict[str, list[Any]]:
     """Return the undecoded rows of all runs of traces, by start time."""
     parameters = QueryParameters()
     by_trace: dict[str, list[Any]] = {trace_id: [] for trace_id in trace_ids}
     if by_trace:
         where = f"trace_id IN {parameters.texts(by_trace)}"
-        sql = f"SELECT trace_id, span_id, size, {RUN_COLUMNS} FROM spans FINAL WHERE {where} {_IN_ORDER}"
+        sql = f"SELECT trace_id, span_id, size, {RUN_COLUMNS} FROM spans FINAL WHERE {where} {IN_ORDER}"
         for row in db.query(sql, parameters):
             by_trace[row[0]].append(row)
     return by_trace
@@ -299,7 +303,7 @@ def _decode(row: Sequence[Any]) -> Run:
 
 
 def _attach_runs(db: Connection, headers: Mapping[str, TraceHeader]) -> list[Trace]:
-    rows = _read_rows(db, headers)
+    rows = read_rows(db, headers)
     traces = []
     for trace_id, header in headers.items():
         runs = [_decode(row) for row in rows[trace_id]]
@@ -329,18 +333,18 @@ def read_lazily(db: Connection, trace_ids: Sequence[str]) -> Sequence[Trace | La
             f"the traces have {size:,} bytes of runs, and a response at most {MAX_ANSWER_BYTES:,}; request fewer traces"
             " at once, or the runs of one trace page by page"
         )
-    rows = _read_rows(db, headers)
+    rows = read_rows(db, headers)
     return [_make_lazy_trace(db, header, rows[trace_id]) for trace_id, header in headers.items() if rows[trace_id]]
 
 
 def _make_lazy_trace(db: Connection, header: TraceHeader, rows: Sequence[Any]) -> LazyTrace:
     root_row = next((row for row in rows if row[1] == header.root), rows[0])
-    root = _complete_stored_root(db, _decode(root_row), len(rows))
+    root = complete_stored_root(db, _decode(root_row), len(rows))
     sizes = [row[2] + ROW_BYTES for row in rows]
     return LazyTrace(root, rows, sizes, lambda row: root if row is root_row else _decode(row), *header.rest)
 
 
-def _complete_stored_root(db: Connection, root: Run, runs: int) -> Run:
+def complete_stored_root(db: Connection, root: Run, runs: int) -> Run:
     """Return the root of a trace of `runs` runs. Missing values are filled in if they can be derived."""
     wanted = find_root_derivable(root, runs)
     if not wanted:
@@ -396,11 +400,11 @@ def read_runs(db: Connection, trace_id: str, limit: int, cursor: str | None) -> 
         start, end = map(parameters.integer, times[0])
         where += f" AND (start_ns, -end_ns, span_id) >= ({start}, {end}, {span})"
     # Sorts ids only; sorting whole rows would read the payloads of all later runs
-    ids = f"SELECT span_id FROM spans FINAL WHERE {where} {_IN_ORDER} LIMIT {parameters.integer(limit + 1)}"
+    ids = f"SELECT span_id FROM spans FINAL WHERE {where} {IN_ORDER} LIMIT {parameters.integer(limit + 1)}"
     found = [id for (id,) in db.query(ids, parameters)]
     runs = {run.span_id: run for run in _read_some(db, trace_id, found[:limit])}
     items = tuple(
-        _complete_stored_root(db, runs[id], count) if id == root else runs[id] for id in found[:limit] if id in runs
+        complete_stored_root(db, runs[id], count) if id == root else runs[id] for id in found[:limit] if id in runs
     )
     return Page(items=items, next=found[limit] if len(found) > limit else None)
 
@@ -411,7 +415,7 @@ def read_run(db: Connection, trace_id: str, span_id: str | None) -> Run:
     runs = _read_some(db, trace_id, [root if span_id is None else span_id])
     if not runs:
         raise _missing_run(trace_id, span_id)
-    return _complete_stored_root(db, runs[0], count) if runs[0].span_id == root else runs[0]
+    return complete_stored_root(db, runs[0], count) if runs[0].span_id == root else runs[0]
 
 
 def _read_some(db: Connection, trace_id: str, span_ids: Sequence[str]) -> list[Run]:

@@ -2,10 +2,12 @@
 
 Modules, in the order in which data flows:
 
+- `write_connection`: Write connection of a database file: what control operations need besides SQL.
 - `store`: SQLite store: operations on runs, feedback and queries, and the combined store over one database file.
 - `trace_copy`: Copies of traces, feedback and records of senders out of and into a SQLite file, with their numbers.
-- `database_file`: Open database file: readers, writer thread and statistics; read-only variant; base class of both
-  backends.
+- `database_file`: Open database file: readers, writer thread and statistics; read-only variant; base class of the
+  trace backend.
+- `control_backend`: Control backend on a database file: the control operations, and the sums of scores.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +19,7 @@ with require_extra("server", __name__):
     from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
 
 if TYPE_CHECKING:
-    from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
+    from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
     from spanwise.collector.stores.sqlite.database.file_lock import holder
     from spanwise.collector.stores.sqlite.database_file import DatabaseFile
     from spanwise.collector.stores.sqlite.store import (
@@ -33,7 +35,7 @@ else:
         store="SQLiteStore is_store_file open_snapshot open_store SQLiteTraces",
         database_file="DatabaseFile",
         **{
-            "control.control_backend": "SQLiteControl",
+            "control_backend": "SQLiteControl",
             "database.file_lock": "holder",
         },
     )

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from spanwise.collector.address_parsing import check_database_path
 from spanwise.collector.errors import Halted, Refused
@@ -34,11 +34,12 @@ from spanwise.collector.stores.sqlite.database.file_lock import (
 )
 from spanwise.collector.stores.sqlite.database.group_commit import DiskReserve, WriteJob, Writer
 from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, read_version
-from spanwise.collector.stores.sqlite.database.table_rows import StoreClock
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.maintenance import integrity
 from spanwise.collector.stores.sqlite.search import fulltext_index
 from spanwise.collector.stores.sqlite.write import feedback_table
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
+from spanwise.collector.stores.sqlite.write_connection import SQLiteWriteConnection
 
 T = TypeVar("T")
 _frees_space = ContextVar("makes_room", default=False)
@@ -65,7 +66,7 @@ class DatabaseFile:
             opened.callback(self._lock.undo)
             reserve = DiskReserve(self.path)
             reserve.open_on_a_full_disk()
-            self._db = opened.enter_context(closing(open_writable(self.path)))
+            self._db = opened.enter_context(closing(open_writable(self.path, kind=SQLiteWriteConnection)))
             with translate_file_errors(self.name):
                 fulltext_index.configure_merging(self._db)
                 self.clock = StoreClock(self._db)
@@ -113,12 +114,13 @@ class DatabaseFile:
         """Queue all jobs for the writer or none of them. Raise `Unavailable` if it cannot take them."""
         return self.writer.put_all(jobs)
 
-    def write(self, action: Callable[[sqlite3.Connection], T], *, patient: bool = False) -> T:
+    def write(self, action: Callable[[SQLiteWriteConnection], T], *, patient: bool = False) -> T:
         """Run an action on the write connection, and return its result when it is durable. May raise `Unavailable`.
 
         A `patient` action shares the writer's time with all other jobs.
         """
-        return self.writer.call(action, frees=_frees_space.get(), patient=patient)
+        run = cast(Callable[[sqlite3.Connection], T], action)
+        return self.writer.call(run, frees=_frees_space.get(), patient=patient)
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
@@ -258,7 +260,7 @@ class ReadOnlyFile(DatabaseFile):
     def put_all(self, jobs: Sequence[WriteJob]) -> list[Future[Any]]:
         raise self._refusal()
 
-    def write(self, action: Callable[[sqlite3.Connection], T], *, patient: bool = False) -> T:
+    def write(self, action: Callable[[SQLiteWriteConnection], T], *, patient: bool = False) -> T:
         raise self._refusal()
 
     def checkpoint(self) -> None:

@@ -50,12 +50,11 @@ from spanwise.collector.stores.backends import (
 )
 from spanwise.collector.stores.combined_store import CombinedStore
 from spanwise.collector.stores.side_records import AmendmentTarget, get_amendment_target
-from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.database.connections import can_write
 from spanwise.collector.stores.sqlite.database.file_lock import real_path
 from spanwise.collector.stores.sqlite.database.group_commit import HEAVY_WEIGHT, WriteJob
 from spanwise.collector.stores.sqlite.database.schema import APPLICATION_IDS
-from spanwise.collector.stores.sqlite.database.table_rows import select_many
 from spanwise.collector.stores.sqlite.database_file import (
     Backend,
     DatabaseFile,
@@ -75,6 +74,7 @@ from spanwise.collector.stores.sqlite.trace_copy import SQLiteTraceCopy
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
+from spanwise.collector.stores.table_rows import select_many
 from spanwise.collector.stores.weighted_sums import SumsQuery
 
 # Trace backend: operations on runs, feedback and queries over the database file.

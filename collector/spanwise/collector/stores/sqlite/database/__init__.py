@@ -7,7 +7,7 @@ Modules, in the order in which data flows:
 - `schema`: Tables, indexes and migrations of the database file.
 - `score_sum_schema`: Tables and triggers of the weighted sums of scores (see `stores.sqlite.score_sums`).
 - `name_conversion`: Conversion of files from before the product was renamed: names in the tables, and the name of the file.
-- `table_rows`: Table rows: column values, hashed ids, statements for many rows, cursors of pages, change numbers.
+- `store_clock`: Clock of a file: monotonic store time and change numbers, persisted in the table `feed`.
 - `group_commit`: Writer thread: group commit, fsync of the write-ahead log, reserved disk space, checkpoints.
 """
 
@@ -19,5 +19,5 @@ SHARED_MODULES = [
     "name_conversion",
     "schema",
     "score_sum_schema",
-    "table_rows",
+    "store_clock",
 ]

@@ -27,8 +27,8 @@ from spanwise.collector.request_context import CURRENT_QUERY, CancellableQuery
 from spanwise.collector.stores.run_codec import SPAN_COLUMN_COUNT, Fact, decode_run, extract_fact
 from spanwise.collector.stores.sqlite.database.file_lock import OwnerProcess
 from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, PAGE_SIZE, migrate
-from spanwise.collector.stores.sqlite.database.table_rows import iterate_rows, loads, select_many
 from spanwise.collector.stores.sqlite.write.run_codec import PayloadDecoder
+from spanwise.collector.stores.table_rows import iterate_rows, loads, select_many
 
 FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 READONLY_CODES = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
@@ -157,7 +157,11 @@ AUTOCHECKPOINT_BYTES = 256 * 2**20
 WAL_SIZE_LIMIT = 32 * 2**20
 
 
-def open_writable(path: str, version: int = FILE_VERSION) -> sqlite3.Connection:
+def open_writable(
+    path: str,
+    version: int = FILE_VERSION,
+    kind: type[sqlite3.Connection] = sqlite3.Connection,
+) -> sqlite3.Connection:
     """Open the writing connection and migrate the file to the newest version.
 
     `version` creates a file of an older version, for recovery and tests. Raises `Refused` if the file cannot be used.
@@ -174,7 +178,9 @@ def open_writable(path: str, version: int = FILE_VERSION) -> sqlite3.Connection:
                     "this Python's SQLite was built without FTS5, which Spanwise's text index needs"
                 ) from error
     with translate_file_errors(path):
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=256)
+        db = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=256, factory=kind
+        )
         try:
             _configure(db)
             migrate(db, path, version)

@@ -14,8 +14,8 @@ import zstandard
 from spanwise.collector.errors import Refused
 from spanwise.collector.record_corrections import FORMER, METADATA, PRESENT, present_names
 from spanwise.collector.stores.sqlite.database.file_lock import FileLock, real_path
-from spanwise.collector.stores.sqlite.database.table_rows import dumps, loads
 from spanwise.collector.stores.sqlite.write.run_codec import PayloadCompressor, PayloadDecoder
+from spanwise.collector.stores.table_rows import dumps, loads
 
 FORMER_APPLICATION_ID = 0x41535359  # "ASSY" in ASCII
 BATCH = 1_000  # spans per query

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-from spanwise.collector.stores.sqlite.database.table_rows import insert_many
+from spanwise.collector.stores.table_rows import insert_many
 
 # Weighted sums of the scores of rules, contributions to them, and changes that they do not include yet (see
 # `score_sums`). The owner of a contribution is the key of a trace, or `/` and the id of a session

@@ -20,7 +20,6 @@ from spanwise.collector.record_corrections import DAY_NS
 from spanwise.collector.records import Retention
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.group_commit import Checkpointer, WriteJob
-from spanwise.collector.stores.sqlite.database.table_rows import insert_many
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
 from spanwise.collector.stores.sqlite.maintenance.integrity import used_bytes
 from spanwise.collector.stores.sqlite.rollups.hourly_rollups import CHANGED, SEALED, SEALED_EMPTY, STALE
@@ -41,6 +40,7 @@ from spanwise.collector.stores.sqlite.write.incremental_summary import Increment
 from spanwise.collector.stores.sqlite.write.span_tree import COST_FLAG, TOKENS_FLAG, TraceNodes
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
 from spanwise.collector.stores.sqlite.write.trace_cache import MAX_REBUILD_SPANS, read_flags
+from spanwise.collector.stores.table_rows import insert_many
 
 # Background jobs: rebuild trace summaries and stale hourly rollups, seal finished hours and days.
 #

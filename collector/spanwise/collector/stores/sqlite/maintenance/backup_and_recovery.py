@@ -34,11 +34,12 @@ from spanwise.collector.stores.sqlite.database.schema import (
     read_version,
 )
 from spanwise.collector.stores.sqlite.database.score_sum_schema import SCORE_SUM_TABLES, mark_score_sums_stale
-from spanwise.collector.stores.sqlite.database.table_rows import StoreClock, delete_many, select_many
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.maintenance import integrity
 from spanwise.collector.stores.sqlite.maintenance.integrity import check_integrity
 from spanwise.collector.stores.sqlite.write.run_codec import PayloadCompressor
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
+from spanwise.collector.stores.table_rows import delete_many, select_many
 
 # Online backup of the database file, and restore from a backup.
 #

@@ -10,7 +10,11 @@ from typing import NamedTuple
 
 from spanwise.collector.filters import Filter
 from spanwise.collector.stores.backends import DeletedTraces
-from spanwise.collector.stores.sqlite.database.table_rows import (
+from spanwise.collector.stores.sqlite.query.filter_sql import plan_query
+from spanwise.collector.stores.sqlite.search import fulltext_index
+from spanwise.collector.stores.sqlite.write import side_tables
+from spanwise.collector.stores.sqlite.write.span_writer import Appender
+from spanwise.collector.stores.table_rows import (
     INT_MAX,
     cut_page,
     delete_many,
@@ -18,10 +22,6 @@ from spanwise.collector.stores.sqlite.database.table_rows import (
     parse_cursor,
     select_many,
 )
-from spanwise.collector.stores.sqlite.query.filter_sql import plan_query
-from spanwise.collector.stores.sqlite.search import fulltext_index
-from spanwise.collector.stores.sqlite.write import side_tables
-from spanwise.collector.stores.sqlite.write.span_writer import Appender
 
 BATCH_TRACES = 200  # traces per search
 # Bounds of the spans per transaction, unless a single trace has more. Writers of spans wait for the transaction

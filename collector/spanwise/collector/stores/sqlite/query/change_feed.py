@@ -13,9 +13,9 @@ from spanwise.collector.filter_evaluation import KeyFeedback, evaluate, explain,
 from spanwise.collector.filters import Filter, validate_rule_filter
 from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.table_rows import dumps, iterate_rows, loads, parse_cursor
 from spanwise.collector.stores.sqlite.query.filter_sql import VERSION_SQL, complete_sql
 from spanwise.collector.stores.sqlite.search.searchable_text import compile_match
+from spanwise.collector.stores.table_rows import dumps, iterate_rows, loads, parse_cursor
 from spanwise.collector.stores.trace_summary import MAX_LISTED
 
 # Values of stored traces that filters compare (see `spanwise.collector.filter_evaluation`).

@@ -18,9 +18,9 @@ from spanwise.collector.filters import (
     refuse_dataset,
 )
 from spanwise.collector.stores.search_terms import check_terms, compile_terms
-from spanwise.collector.stores.sqlite.database.table_rows import INT_MAX, dumps
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS
 from spanwise.collector.stores.sqlite.search.searchable_text import format_match
+from spanwise.collector.stores.table_rows import INT_MAX, dumps
 from spanwise.collector.stores.trace_summary import MAX_LISTED
 
 # Filters compiled to SQL conditions.

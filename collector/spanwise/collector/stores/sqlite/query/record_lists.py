@@ -23,13 +23,6 @@ from spanwise.collector.filters import (
     read_cursor,
 )
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
-from spanwise.collector.stores.sqlite.database.table_rows import (
-    cut_page,
-    dumps,
-    parse_cursor,
-    parse_text_cursor,
-    select_many,
-)
 from spanwise.collector.stores.sqlite.query.filter_sql import (
     FEEDBACK_OF_TRACE,
     FEW_TRACES,
@@ -42,6 +35,13 @@ from spanwise.collector.stores.sqlite.query.filter_sql import (
 )
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import CHECKS_JUDGE_SQL
 from spanwise.collector.stores.sqlite.write import feedback_table
+from spanwise.collector.stores.table_rows import (
+    cut_page,
+    dumps,
+    parse_cursor,
+    parse_text_cursor,
+    select_many,
+)
 
 # Traces and sessions sorted by a number, page by page.
 #

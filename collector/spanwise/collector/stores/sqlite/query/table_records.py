@@ -16,11 +16,11 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Page, Run
 from spanwise.collector.stores.flat_tables import DocumentRecord, ResultRecord, TraceRecord
 from spanwise.collector.stores.sqlite.database.connections import SELECT_RUN, Reader
-from spanwise.collector.stores.sqlite.database.table_rows import cut_page, loads, parse_cursor, select_many
 from spanwise.collector.stores.sqlite.query.filter_sql import HAS_SPANS, VISIBLE_SQL, complete_sql, plan_query
 from spanwise.collector.stores.sqlite.query.record_lists import read_newest_scores, restrict_feedback
 from spanwise.collector.stores.sqlite.query.trace_queries import RootRow, complete_stored_root, read_roots
 from spanwise.collector.stores.sqlite.write import feedback_table
+from spanwise.collector.stores.table_rows import cut_page, loads, parse_cursor, select_many
 from spanwise.collector.stores.trace_assembly import complete_root
 
 PAGE_BYTES = 8_000_000  # payloads of a page before compression

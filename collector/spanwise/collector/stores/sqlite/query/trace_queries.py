@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from spanwise.collector.errors import NotFound, TooLarge
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, MAX_UNINDEXED, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
-from spanwise.collector.stores.sqlite.database import table_rows
+from spanwise.collector.stores import table_rows
 from spanwise.collector.stores.sqlite.database.connections import SELECT_RUN, Reader
-from spanwise.collector.stores.sqlite.database.table_rows import loads, parse_cursor, select_many
 from spanwise.collector.stores.sqlite.query import record_lists
 from spanwise.collector.stores.sqlite.query.filter_sql import (
     compile_visible_filter,
@@ -22,6 +21,7 @@ from spanwise.collector.stores.sqlite.query.filter_sql import (
 )
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.store_interfaces import LazyTrace
+from spanwise.collector.stores.table_rows import loads, parse_cursor, select_many
 from spanwise.collector.stores.trace_assembly import (
     DerivationNode,
     RunNode,

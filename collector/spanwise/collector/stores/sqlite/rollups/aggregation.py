@@ -20,7 +20,6 @@ import orjson
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket
-from spanwise.collector.stores.sqlite.database.table_rows import INT_MAX, dumps
 from spanwise.collector.stores.sqlite.query.filter_sql import (
     VERSION_SQL,
     QueryPlan,
@@ -52,6 +51,7 @@ from spanwise.collector.stores.sqlite.rollups.sealed_rollups import (
     SealedBucket,
     decode_buckets,
 )
+from spanwise.collector.stores.table_rows import INT_MAX, dumps
 
 BucketKey: TypeAlias = tuple[int, str | None]  # start of a bucket, group
 TimeRange: TypeAlias = tuple[int | None, int | None]  # since, until

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from spanwise.collector.stores.sqlite.database.table_rows import select_many
 from spanwise.collector.stores.sqlite.rollups import sealed_rollups
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     HOUR_NS,
@@ -34,6 +33,7 @@ from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     sum_hour,
     unpack_bins,
 )
+from spanwise.collector.stores.table_rows import select_many
 
 _INT_MAX = 2**63 - 1
 _MAX_CACHED_ROWS = 200  # maximum number of rows in each of the two caches

@@ -21,7 +21,7 @@ from ddsketch.mapping import LogarithmicMapping
 
 from spanwise.collector.filters import EVALUATOR_KIND
 from spanwise.collector.statistics import nearest_rank
-from spanwise.collector.stores.sqlite.database.table_rows import INT_MAX, select_many
+from spanwise.collector.stores.table_rows import INT_MAX, select_many
 from spanwise.collector.stores.trace_summary import SummaryRow
 
 # Latency histograms (DDSketch bins) and their percentiles.

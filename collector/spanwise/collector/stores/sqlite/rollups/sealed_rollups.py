@@ -20,7 +20,6 @@ from msgspec import msgpack
 
 from spanwise.collector.records import Bucket, FeedbackStats
 from spanwise.collector.statistics import Tally, percentile
-from spanwise.collector.stores.sqlite.database.table_rows import insert_many, loads
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     ALL_MODELS,
     DAY_NS,
@@ -34,6 +33,7 @@ from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     pack_bins,
     unpack_bins,
 )
+from spanwise.collector.stores.table_rows import insert_many, loads
 from spanwise.collector.stores.trace_summary import MAX_LISTED
 
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from spanwise.collector.records import Target
-from spanwise.collector.stores.sqlite.control import decision_rows
-from spanwise.collector.stores.sqlite.database.table_rows import select_many
+from spanwise.collector.stores.control import decision_rows
 from spanwise.collector.stores.sqlite.query.filter_sql import METADATA_TEXT_SQL, VISIBLE_SQL
+from spanwise.collector.stores.table_rows import select_many
 from spanwise.collector.stores.weighted_sums import (
     LIVE,
     LIVE_PREFIX,

@@ -9,10 +9,10 @@ from typing import Any
 
 from spanwise.collector.records import Page
 from spanwise.collector.stores.backends import BucketScore, RuleScore, ScoreQuery
-from spanwise.collector.stores.sqlite.database.table_rows import cut_page, parse_cursor, select_many
 from spanwise.collector.stores.sqlite.score_sums.bucket_weights import ListScoredTraces
 from spanwise.collector.stores.sqlite.score_sums.contributions import read_session_values, read_trace_values
 from spanwise.collector.stores.sqlite.write import feedback_table
+from spanwise.collector.stores.table_rows import cut_page, parse_cursor, select_many
 
 TRACES_PER_READ = 5_000
 _TRACE_PLACE, _SESSION_PLACE = map(feedback_table.FEEDBACK_COLUMNS.index, ("trace", "session_id"))

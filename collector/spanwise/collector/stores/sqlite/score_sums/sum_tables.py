@@ -20,15 +20,15 @@ from typing import Any, TypeAlias
 import msgspec
 
 from spanwise.collector.statistics import GRAIN_S, exact_expansion
-from spanwise.collector.stores.sqlite.control.decision_rows import decode_target
+from spanwise.collector.stores.control.decision_rows import decode_target
 from spanwise.collector.stores.sqlite.database.score_sum_schema import watch_group_fields
-from spanwise.collector.stores.sqlite.database.table_rows import delete_many, insert_many, select_many
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
     Contribution,
     Grouping,
     SeriesKey,
     read_contributions,
 )
+from spanwise.collector.stores.table_rows import delete_many, insert_many, select_many
 from spanwise.collector.stores.weighted_sums import (
     ALL_LABELS,
     ALL_LABELS_ID,

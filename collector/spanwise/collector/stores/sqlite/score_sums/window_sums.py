@@ -9,9 +9,9 @@ from math import isclose
 from typing import NamedTuple, TypeVar
 
 from spanwise.collector.records import ScoreSums
-from spanwise.collector.stores.sqlite.database.table_rows import select_many
 from spanwise.collector.stores.sqlite.score_sums.contributions import Contribution, Grouping, read_contributions
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import WIDTHS_S, count_changes
+from spanwise.collector.stores.table_rows import select_many
 from spanwise.collector.stores.weighted_sums import (
     ClusterSums,
     LabelledSums,

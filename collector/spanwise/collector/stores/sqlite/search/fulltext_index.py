@@ -27,18 +27,18 @@ from spanwise.collector.errors import StoreError
 from spanwise.collector.records import JSON
 from spanwise.collector.stores.search_terms import iterate_leaves
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.table_rows import (
-    build_upsert_clause,
-    delete_many,
-    insert_many,
-    iterate_rows,
-    select_many,
-)
 from spanwise.collector.stores.sqlite.search.searchable_text import (
     LEAF_SEPARATOR,
     MAX_TRACE_CHARACTERS,
     TextBuffer,
     split_text,
+)
+from spanwise.collector.stores.table_rows import (
+    build_upsert_clause,
+    delete_many,
+    insert_many,
+    iterate_rows,
+    select_many,
 )
 
 log = logging.getLogger("spanwise.collector")

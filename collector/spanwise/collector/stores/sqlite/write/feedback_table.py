@@ -26,9 +26,13 @@ from spanwise.collector.stores.backends import TargetFeedback
 from spanwise.collector.stores.rule_feedback import RuleFeedback, compare_claims, find_replaced
 from spanwise.collector.stores.sqlite.database import score_sum_schema
 from spanwise.collector.stores.sqlite.database.schema import INDEX_FEEDBACK_ORDER
-from spanwise.collector.stores.sqlite.database.table_rows import (
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.sqlite.maintenance import deletion
+from spanwise.collector.stores.sqlite.write.run_codec import Batch
+from spanwise.collector.stores.sqlite.write.span_writer import Appender, WriteResult
+from spanwise.collector.stores.store_interfaces import OutgoingFeedback
+from spanwise.collector.stores.table_rows import (
     INT_MAX,
-    StoreClock,
     build_upsert_clause,
     clean,
     delete_many,
@@ -37,10 +41,6 @@ from spanwise.collector.stores.sqlite.database.table_rows import (
     loads,
     select_many,
 )
-from spanwise.collector.stores.sqlite.maintenance import deletion
-from spanwise.collector.stores.sqlite.write.run_codec import Batch
-from spanwise.collector.stores.sqlite.write.span_writer import Appender, WriteResult
-from spanwise.collector.stores.store_interfaces import OutgoingFeedback
 
 # Feedback table: rows, current and superseded feedback, replacement of a rule's earlier scores.
 

@@ -15,7 +15,6 @@ import msgspec
 
 from spanwise.collector.filters import EVALUATOR_KIND
 from spanwise.collector.stores.run_codec import Fact, SpanCounts
-from spanwise.collector.stores.sqlite.database.table_rows import dumps
 from spanwise.collector.stores.sqlite.write.span_tree import (
     COST_FLAG,
     MAX_RECORDS_IN_MEMORY,
@@ -28,6 +27,7 @@ from spanwise.collector.stores.sqlite.write.span_tree import (
     TraceNodes,
     make_node,
 )
+from spanwise.collector.stores.table_rows import dumps
 from spanwise.collector.stores.trace_summary import (
     MAX_LISTED,
     PICO,

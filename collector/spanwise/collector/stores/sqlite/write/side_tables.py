@@ -25,9 +25,9 @@ from spanwise.collector.stores.side_records import (
     truncate_open_run,
 )
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.table_rows import (
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.table_rows import (
     VALUES_PER_IN,
-    StoreClock,
     build_upsert_clause,
     delete_many,
     dumps,

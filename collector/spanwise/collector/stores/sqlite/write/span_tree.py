@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from spanwise.collector.stores.run_codec import Fact
-from spanwise.collector.stores.sqlite.database.table_rows import insert_many
+from spanwise.collector.stores.table_rows import insert_many
 
 TOKENS_FLAG, COST_FLAG = 1, 2  # flags: a span has descendants with tokens, with a cost
 

@@ -16,13 +16,7 @@ from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.run_codec import SPAN_COLUMN_COUNT, Fact, decode_run, encode_amended_run, supersedes
 from spanwise.collector.stores.side_records import ANY_PROJECT, NO_TRACE, AmendmentTarget, choose_evaluated_call
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.table_rows import (
-    StoreClock,
-    build_upsert_clause,
-    insert_many,
-    loads,
-    select_many,
-)
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.rollups.hourly_rollups import HourlyRollups
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import TraceContribution, make_contribution
 from spanwise.collector.stores.sqlite.search import fulltext_index
@@ -54,6 +48,7 @@ from spanwise.collector.stores.sqlite.write.trace_cache import (
     NewTrace,
     SummaryStorage,
 )
+from spanwise.collector.stores.table_rows import build_upsert_clause, insert_many, loads, select_many
 from spanwise.collector.stores.trace_assembly import FEEDBACK_FIELD
 from spanwise.collector.stores.trace_summary import SummaryRow
 

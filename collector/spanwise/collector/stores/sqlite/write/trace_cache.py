@@ -10,7 +10,6 @@ import msgspec
 from spanwise.collector.errors import StoreError
 from spanwise.collector.stores.run_codec import Fact
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.database.table_rows import insert_many, select_many
 from spanwise.collector.stores.sqlite.write.incremental_summary import (
     CHARACTERS_PER_SPAN,
     IncrementalSummary,
@@ -26,6 +25,7 @@ from spanwise.collector.stores.sqlite.write.span_tree import (
     SpanNode,
     TraceNodes,
 )
+from spanwise.collector.stores.table_rows import insert_many, select_many
 from spanwise.collector.stores.trace_summary import SummaryRow, summarize_trace
 
 # largest trace whose spans are read again if it is not cached; of larger traces, the state is stored

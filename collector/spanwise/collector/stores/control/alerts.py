@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,16 +22,21 @@ from spanwise.collector.records import (
     make_test_notification,
 )
 from spanwise.collector.request_context import get_current_actor
-from spanwise.collector.stores.sqlite.control.notifications import enqueue_notifications
-from spanwise.collector.stores.sqlite.database.table_rows import decode_record, encode_record, parse_cursor
-from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
-from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping, remove_grouping
+from spanwise.collector.stores.control.control_database import (
+    ControlOperationsBase,
+    WriteConnection,
+    read_operation,
+    write_operation,
+)
+from spanwise.collector.stores.control.notifications import enqueue_notifications
+from spanwise.collector.stores.table_rows import Connection, decode_record, encode_record, parse_cursor
 
 MAX_SNOOZE_NS = 366 * 86_400 * 1_000_000_000
 MAX_EVENTS = 50_000  # status changes that are kept
 PRUNE_INTERVAL = 100  # changes added between two deletions of old ones
 _COLUMNS = "id, version, token, looked_ns, off, snoozed_until_ns, snoozed_by, left_out, data"
 _GROUP_COLUMNS = "g.data, g.acknowledged_event, g.acknowledged_by, g.acknowledged_ns, g.snoozed_until_ns, g.snoozed_by"
+LOCK = "/*pg FOR NO KEY UPDATE*/"  # of the alert's row; its groups are changed only under this lock
 
 
 class _StoredAlert(NamedTuple):
@@ -61,16 +65,18 @@ class _StoredAlert(NamedTuple):
         )
 
 
-class Alerts(Backend):
+class Alerts(ControlOperationsBase):
     """Alert operations of `ControlStore`."""
 
     @write_operation
-    def save_alert(self, db: sqlite3.Connection, /, *alerts: Alert, owner: str | None = None) -> None:
-        now = self._file.clock.keep(db)
+    def save_alert(self, db: WriteConnection, /, *alerts: Alert, owner: str | None = None) -> None:
+        if owner is not None:
+            db.lock("alerts of", owner)
+        now = self._database.clock.keep(db)
         for alert in alerts:
             validate_alert(alert)
             alert = assign_alert_version(replace(alert, owner=owner or alert.owner))
-            before = _find(db, alert.project, alert.name)
+            before = _find(db, alert.project, alert.name, LOCK)
             if before is not None and before.alert.owner != alert.owner:
                 raise Refused(
                     f"alert {alert.name!r} of project {alert.project!r} belongs to {before.alert.owner!r}, not to"
@@ -95,13 +101,13 @@ class Alerts(Backend):
                     _delete(db, project, name, now, "the alert was removed from its file")
 
     @read_operation
-    def alerts(self, db: sqlite3.Connection, /, *, project: str | None = None) -> list[Alert]:
+    def alerts(self, db: Connection, /, *, project: str | None = None) -> list[Alert]:
         sql = f"SELECT {_COLUMNS} FROM alerts WHERE ? IS NULL OR project = ? ORDER BY project, name"
         return [_StoredAlert(*row).alert for row in db.execute(sql, (project, project))]
 
     @read_operation
     def alert_groups(
-        self, db: sqlite3.Connection, /, name: str | None = None, *, project: str | None = None
+        self, db: Connection, /, name: str | None = None, *, project: str | None = None
     ) -> list[AlertGroup]:
         sql = (
             f"SELECT {_GROUP_COLUMNS} FROM alert_groups g JOIN alerts a ON a.id = g.alert"
@@ -111,8 +117,8 @@ class Alerts(Backend):
         return [_make_group(row) for row in db.execute(sql, {"name": name, "project": project})]
 
     @write_operation
-    def change_alert(self, db: sqlite3.Connection, /, name: str, *, project: str = "default", **fields: JSON) -> Alert:
-        stored = _get(db, project, name)
+    def change_alert(self, db: WriteConnection, /, name: str, *, project: str = "default", **fields: JSON) -> Alert:
+        stored = _get(db, project, name, LOCK)
         changed = apply_changes(stored.alert, fields)
         try:  # the fields may have other types than the record
             changed = record_encoding.decode(Alert, record_encoding.encode(changed))
@@ -125,14 +131,14 @@ class Alerts(Backend):
         return changed
 
     @write_operation
-    def delete_alert(self, db: sqlite3.Connection, /, name: str, *, project: str = "default") -> bool:
-        return _delete(db, project, name, self._file.clock.keep(db), "the alert was deleted")
+    def delete_alert(self, db: WriteConnection, /, name: str, *, project: str = "default") -> bool:
+        return _delete(db, project, name, self._database.clock.keep(db), "the alert was deleted")
 
     @write_operation
     def acknowledge_alert(
-        self, db: sqlite3.Connection, /, name: str, *, project: str = "default", group: str | None = None
+        self, db: WriteConnection, /, name: str, *, project: str = "default", group: str | None = None
     ) -> list[AlertGroup]:
-        stored, now = _get(db, project, name), self._file.clock.keep(db)
+        stored, now = _get(db, project, name, LOCK), self._database.clock.keep(db)
         found = _select_groups(db, stored, group)
         firing = [one for one in found if one.status == "firing"]
         if not firing:
@@ -143,14 +149,14 @@ class Alerts(Backend):
             db.execute(
                 "UPDATE alert_groups SET acknowledged_event = ?, acknowledged_by = ?, acknowledged_ns = ?"
                 " WHERE alert = ? AND is_group = ? AND name = ?",
-                (one.event, get_current_actor().name, now, stored.id, one.group is not None, one.group or ""),
+                (one.event, get_current_actor().name, now, stored.id, int(one.group is not None), one.group or ""),
             )
         return [one for one in _select_groups(db, stored, group) if one.status == "firing"]
 
     @write_operation
     def snooze_alert(
         self,
-        db: sqlite3.Connection,
+        db: WriteConnection,
         /,
         name: str,
         *,
@@ -158,7 +164,7 @@ class Alerts(Backend):
         group: str | None = None,
         until_ns: int | None = None,
     ) -> Alert:
-        stored, now = _get(db, project, name), self._file.clock.keep(db)
+        stored, now = _get(db, project, name, LOCK), self._database.clock.keep(db)
         if until_ns is not None and not now < until_ns <= now + MAX_SNOOZE_NS:
             raise Refused(f"an alert can be snoozed for up to a year, got the end {until_ns!r} (now: {now})")
         by = get_current_actor().name if until_ns is not None else ""
@@ -167,14 +173,12 @@ class Alerts(Backend):
             db.execute(sql, (until_ns, by, stored.id))
         else:
             _select_groups(db, stored, group)
-            sql = (
-                "UPDATE alert_groups SET snoozed_until_ns = ?, snoozed_by = ? WHERE alert = ? AND is_group AND name = ?"
-            )
+            sql = "UPDATE alert_groups SET snoozed_until_ns = ?, snoozed_by = ? WHERE alert = ? AND is_group = 1 AND name = ?"
             db.execute(sql, (until_ns, by, stored.id, group))
         return _get(db, project, name).alert
 
     @write_operation
-    def test_alert(self, db: sqlite3.Connection, /, name: str, *, project: str = "default") -> str:
+    def test_alert(self, db: WriteConnection, /, name: str, *, project: str = "default") -> str:
         alert = _get(db, project, name).alert
         if not alert.to:
             raise Refused(f"alert {name!r} has no targets; name some in its definition, such as to=['ops']")
@@ -186,7 +190,7 @@ class Alerts(Backend):
     @read_operation
     def alert_events(
         self,
-        db: sqlite3.Connection,
+        db: Connection,
         /,
         *,
         project: str | None = None,
@@ -205,13 +209,13 @@ class Alerts(Backend):
         return Page(items=items, next=f"0.{rows[limit - 1][0]}" if len(rows) > limit and items else None)
 
     @write_operation
-    def record_look(self, db: sqlite3.Connection, /, result: AlertResult) -> bool:
+    def record_look(self, db: WriteConnection, /, result: AlertResult) -> bool:
         """Store a look with its notifications in one transaction.
 
         It is not stored if the alert was edited or deleted, a runner with a newer lease has looked, or this look or a
         later one is stored already.
         """
-        stored = _find(db, result.project, result.alert)
+        stored = _find(db, result.project, result.alert, LOCK)
         if stored is None or stored.version != result.version:
             return False
         # Without this, a small step of the clock would count a look twice. A stored look that is further in the future
@@ -225,22 +229,23 @@ class Alerts(Backend):
         db.executemany(
             "INSERT INTO alert_groups (alert, is_group, name, data) VALUES (?,?,?,?)"
             " ON CONFLICT (alert, is_group, name) DO UPDATE SET data = excluded.data",
-            [(stored.id, one.group is not None, one.group or "", encode_record(one)) for one in result.groups],
+            [(stored.id, int(one.group is not None), one.group or "", encode_record(one)) for one in result.groups],
         )
-        sql = "DELETE FROM alert_groups WHERE alert = ? AND is_group AND name = ?"
+        sql = "DELETE FROM alert_groups WHERE alert = ? AND is_group = 1 AND name = ?"
         db.executemany(sql, [(stored.id, name) for name in result.dropped])
         _add_events(db, result.events)
         enqueue_notifications(db, result.notifications)
         return True
 
 
-def _find(db: sqlite3.Connection, project: str, name: str) -> _StoredAlert | None:
-    row = db.execute(f"SELECT {_COLUMNS} FROM alerts WHERE project = ? AND name = ?", (project, name)).fetchone()
+def _find(db: Connection, project: str, name: str, lock: str = "") -> _StoredAlert | None:
+    sql = f"SELECT {_COLUMNS} FROM alerts WHERE project = ? AND name = ?{lock}"
+    row = db.execute(sql, (project, name)).fetchone()
     return _StoredAlert(*row) if row else None
 
 
-def _get(db: sqlite3.Connection, project: str, name: str) -> _StoredAlert:
-    if (stored := _find(db, project, name)) is None:
+def _get(db: Connection, project: str, name: str, lock: str = "") -> _StoredAlert:
+    if (stored := _find(db, project, name, lock)) is None:
         raise NotFound(f"there is no alert {name!r} in project {project!r}; `spanwise alerts list` shows them")
     return stored
 
@@ -250,11 +255,11 @@ def _make_group(row: Sequence[Any]) -> AlertGroup:
     return replace(decode_record(AlertGroup, row[0]), **dict(zip(names, row[1:], strict=True)))
 
 
-def _select_groups(db: sqlite3.Connection, stored: _StoredAlert, group: str | None) -> list[AlertGroup]:
+def _select_groups(db: Connection, stored: _StoredAlert, group: str | None) -> list[AlertGroup]:
     """Return one group of an alert, or all (None). Raise `NotFound` for an unknown group."""
     sql = (
         f"SELECT {_GROUP_COLUMNS} FROM alert_groups g WHERE g.alert = :alert"
-        " AND (:group IS NULL OR (g.is_group AND g.name = :group)) ORDER BY g.is_group, g.name"
+        " AND (:group IS NULL OR (g.is_group = 1 AND g.name = :group)) ORDER BY g.is_group, g.name"
     )
     found = [_make_group(row) for row in db.execute(sql, {"alert": stored.id, "group": group})]
     if group is not None and not found:
@@ -262,7 +267,7 @@ def _select_groups(db: sqlite3.Connection, stored: _StoredAlert, group: str | No
     return found
 
 
-def _close_groups(db: sqlite3.Connection, stored: _StoredAlert, now: int, reason: str) -> None:
+def _close_groups(db: WriteConnection, stored: _StoredAlert, now: int, reason: str) -> None:
     """Delete the groups of an alert. Those that fire are closed: in the history, and by a notification."""
     alert = stored.alert
     for group in _select_groups(db, stored, None):
@@ -274,8 +279,8 @@ def _close_groups(db: sqlite3.Connection, stored: _StoredAlert, now: int, reason
     db.execute("DELETE FROM alert_groups WHERE alert = ?", (stored.id,))
 
 
-def _delete(db: sqlite3.Connection, project: str, name: str, now: int, reason: str) -> bool:
-    if (stored := _find(db, project, name)) is None:
+def _delete(db: WriteConnection, project: str, name: str, now: int, reason: str) -> bool:
+    if (stored := _find(db, project, name, LOCK)) is None:
         return False
     _close_groups(db, stored, now, reason)
     db.execute("DELETE FROM alerts WHERE id = ?", (stored.id,))
@@ -283,22 +288,25 @@ def _delete(db: sqlite3.Connection, project: str, name: str, now: int, reason: s
     return True
 
 
-def _update_groupings(db: sqlite3.Connection, before: Alert | None, after: Alert | None) -> None:
+def _update_groupings(db: WriteConnection, before: Alert | None, after: Alert | None) -> None:
     """Keep the sums of scores per value of the field by which an alert groups them, and no others."""
     if after is not None and after.rule is not None and after.by is not None:
-        register_grouping(db, after.project, after.rule, after.by)
+        db.register_grouping(after.project, after.rule, after.by)
     if before is None or before.rule is None or before.by is None:
         return
     data = "json_extract(data, '$.{}')".format
     sql = f"SELECT 1 FROM alerts WHERE project = ? AND {data('rule')} = ? AND {data('by')} = ?"
     if not db.execute(sql, (before.project, before.rule, before.by)).fetchone():
-        remove_grouping(db, before.project, before.rule, before.by)
+        db.remove_grouping(before.project, before.rule, before.by)
 
 
-def _add_events(db: sqlite3.Connection, events: Iterable[AlertEvent]) -> None:
+def _add_events(db: Connection, events: Iterable[AlertEvent]) -> None:
     for event in events:
         row = (event.id, event.project, event.alert, encode_record(event))
-        sql = "INSERT OR IGNORE INTO alert_events (id, project, alert, data) VALUES (?,?,?,?) RETURNING number"
+        sql = (
+            "INSERT INTO alert_events (id, project, alert, data) VALUES (?,?,?,?) ON CONFLICT (id) DO NOTHING"
+            " RETURNING number"
+        )
         added = db.execute(sql, row).fetchone()
         if added and added[0] % PRUNE_INTERVAL == 0:
             db.execute("DELETE FROM alert_events WHERE number <= ?", (added[0] - MAX_EVENTS,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,9 +9,14 @@ from typing import Any, NamedTuple
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import JSON, Rule, RuleSettings, SettingsVersion, apply_changes
 from spanwise.collector.rule_policy import update_settings, validate_rule
-from spanwise.collector.stores.sqlite.control import decision_rows
-from spanwise.collector.stores.sqlite.database.table_rows import decode_record, encode_record
-from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+from spanwise.collector.stores.control import decision_rows
+from spanwise.collector.stores.control.control_database import (
+    ControlOperationsBase,
+    WriteConnection,
+    read_operation,
+    write_operation,
+)
+from spanwise.collector.stores.table_rows import Connection, decode_record, encode_record
 
 MAX_SETTINGS = 20_000  # settings kept per rule: two weeks if pacing changes the rate every minute
 _RULE_COLUMNS = "id, state, active_from, off, data, paused_by, paused_ns"
@@ -42,15 +46,17 @@ class StoredRule(NamedTuple):
         )
 
 
-class Rules(Backend):
+class Rules(ControlOperationsBase):
     """Rule operations of `ControlStore`. The caller passes the latest change number, which the trace backend knows."""
 
     @write_operation
     def save_rules(
-        self, db: sqlite3.Connection, /, rules: Sequence[Rule], owner: str | None, activate: bool, change: int
+        self, db: WriteConnection, /, rules: Sequence[Rule], owner: str | None, activate: bool, change: int
     ) -> None:
         """Store rules as `ControlStore.save_rule` does. `change` is the latest change number."""
-        now = self._file.clock.keep(db)
+        if owner is not None:
+            db.lock("rules of", owner)
+        now = self._database.clock.keep(db)
         for rule in rules:
             validate_rule(rule)
             if owner is not None:
@@ -74,21 +80,21 @@ class Rules(Backend):
             db.executemany("UPDATE rules SET state = 'removed' WHERE id = ?", removed)
 
     @read_operation
-    def rules(self, db: sqlite3.Connection, /, *, project: str | None = None, all_versions: bool = False) -> list[Rule]:
+    def rules(self, db: Connection, /, *, project: str | None = None, all_versions: bool = False) -> list[Rule]:
         sql = (
-            f"SELECT {_RULE_COLUMNS} FROM rules WHERE (state = 'in force' OR ?) AND (? IS NULL OR project = ?)"
+            f"SELECT {_RULE_COLUMNS} FROM rules WHERE (state = 'in force' OR ? = 1) AND (? IS NULL OR project = ?)"
             " ORDER BY project, name, state = 'in force' DESC, id DESC"
         )
-        return [StoredRule(*row).rule for row in db.execute(sql, (all_versions, project, project))]
+        return [StoredRule(*row).rule for row in db.execute(sql, (int(all_versions), project, project))]
 
     @read_operation
-    def settings(self, db: sqlite3.Connection, /, name: str, *, project: str = "default") -> list[SettingsVersion]:
+    def settings(self, db: Connection, /, name: str, *, project: str = "default") -> list[SettingsVersion]:
         return list(
             map(_setting_from_row, db.execute(f"{_SELECT_SETTINGS} ORDER BY id DESC", (project, name)).fetchall())
         )
 
     @read_operation
-    def find_settings(self, db: sqlite3.Connection, /, rule: Rule, change: int) -> SettingsVersion | None:
+    def find_settings(self, db: Connection, /, rule: Rule, change: int) -> SettingsVersion | None:
         """Return the settings that apply to a change number, as `spanwise.collector.rule_policy.find_setting` does.
 
         The query avoids reading the whole history of a version, which may be long.
@@ -101,7 +107,7 @@ class Rules(Backend):
 
     @write_operation
     def update_rule(
-        self, db: sqlite3.Connection, /, name: str, project: str, fields: Mapping[str, JSON], change: int, actor: str
+        self, db: WriteConnection, /, name: str, project: str, fields: Mapping[str, JSON], change: int, actor: str
     ) -> Rule:
         """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number, and `actor`
         who makes the change.
@@ -114,7 +120,7 @@ class Rules(Backend):
         )
         changed = apply_changes(stored.rule, {**fields, **settings})
         validate_rule(changed)
-        now = self._file.clock.keep(db)
+        now = self._database.clock.keep(db)
         off = int(not fields["enabled"]) if "enabled" in fields else stored.off
         if off and not stored.off:
             changed = replace(changed, paused_by=actor, paused_ns=now)
@@ -130,7 +136,7 @@ class Rules(Backend):
         return changed
 
     @write_operation
-    def delete_rule(self, db: sqlite3.Connection, /, name: str, *, project: str = "default") -> bool:
+    def delete_rule(self, db: WriteConnection, /, name: str, *, project: str = "default") -> bool:
         sql = "UPDATE rules SET state = 'removed' WHERE project = ? AND name = ? AND state = 'in force'"
         return db.execute(sql, (project, name)).rowcount > 0
 
@@ -141,13 +147,18 @@ def _setting_from_row(row: Sequence[Any]) -> SettingsVersion:
     )
 
 
-def _find_active(db: sqlite3.Connection, project: str, name: str) -> StoredRule | None:
-    sql = f"SELECT {_RULE_COLUMNS} FROM rules WHERE project = ? AND name = ? AND state = 'in force'"
+def _find_active(db: Connection, project: str, name: str) -> StoredRule | None:
+    """Return the version of a rule that is in force, and lock it.
+
+    The lock waits until all transactions that `find_active_rule` has promised that the version stays in force are
+    over. Leases of another version therefore get higher numbers.
+    """
+    sql = f"SELECT {_RULE_COLUMNS} FROM rules WHERE project = ? AND name = ? AND state = 'in force'/*pg FOR UPDATE*/"
     row = db.execute(sql, (project, name)).fetchone()
     return StoredRule(*row) if row else None
 
 
-def _update_version(db: sqlite3.Connection, rule: Rule, before: StoredRule, change: int, now: int) -> None:
+def _update_version(db: WriteConnection, rule: Rule, before: StoredRule, change: int, now: int) -> None:
     """Update the rule of a version that is in force; its settings may differ.
 
     The decisions are kept. The rate that pacing has set is kept if the budget is unchanged.
@@ -169,7 +180,7 @@ def _update_version(db: sqlite3.Connection, rule: Rule, before: StoredRule, chan
 
 
 def _activate(
-    db: sqlite3.Connection, rule: Rule, before: StoredRule | None, activate: bool, change: int, now: int
+    db: WriteConnection, rule: Rule, before: StoredRule | None, activate: bool, change: int, now: int
 ) -> None:
     """Put a version in force, for changes after `change`."""
     sql = "SELECT state FROM rules WHERE project = ? AND name = ? AND version = ?"
@@ -194,13 +205,13 @@ def _activate(
     _record_settings(db, rule, change, now)
 
 
-def _requeue_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
+def _requeue_over_budget(db: Connection, rule: int, now: int) -> None:
     """Make the rows over budget due now, because the budget changed."""
     sql = "UPDATE decisions SET due_ns = ?, next_ns = ? WHERE rule = ? AND verdict = 'over_budget' AND due_ns > ? AND backfill IS NULL"
     db.execute(sql, (now, now, rule, now))
 
 
-def _record_settings(db: sqlite3.Connection, rule: Rule, change: int, now: int) -> None:
+def _record_settings(db: Connection, rule: Rule, change: int, now: int) -> None:
     """Record settings that apply to all changes after `change`."""
     values = (rule.project, rule.name, rule.version, change + 1, now, encode_record(rule.settings))
     db.execute(
@@ -222,11 +233,15 @@ class ActiveRule(NamedTuple):
     enabled: bool
 
 
-def find_active_rule(db: sqlite3.Connection, project: str, name: str, version: str) -> ActiveRule | None:
-    """Return the version of a rule if it is in force, else None."""
+STAYS_IN_FORCE = "/*pg FOR KEY SHARE*/"  # the version stays in force until the end of the transaction
+NO_OTHER_DECIDES = "/*pg FOR NO KEY UPDATE*/"  # and no other transaction moves its cursor
+
+
+def find_active_rule(db: Connection, project: str, name: str, version: str, lock: str = "") -> ActiveRule | None:
+    """Return the version of a rule if it is in force, else None; `lock` is one of the clauses above."""
     sql = (
-        "SELECT id, cursor, token, NOT off AND json_extract(data, '$.enabled') FROM rules"
-        " WHERE project = ? AND name = ? AND version = ? AND state = 'in force'"
+        "SELECT id, cursor, token, off, json_extract(data, '$.enabled') FROM rules"
+        f" WHERE project = ? AND name = ? AND version = ? AND state = 'in force'{lock}"
     )
     row = db.execute(sql, (project, name, version)).fetchone()
-    return ActiveRule(row[0], row[1], row[2], bool(row[3])) if row else None
+    return ActiveRule(row[0], row[1], row[2], not row[3] and bool(row[4])) if row else None

@@ -6,7 +6,6 @@ that is not in force as superseded. The rows are not updated, because there may 
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Decision, Target
-from spanwise.collector.stores.sqlite.database.table_rows import dumps, insert_many, loads
+from spanwise.collector.stores.table_rows import Connection, dumps, insert_many, loads
 
 DAY_NS = 86_400 * 1_000_000_000
 # outcomes of decisions that wait for a worker: neither running nor final
@@ -97,7 +96,7 @@ SELECT_DECISIONS = (
 SELECT_ROWS = f"SELECT id, {', '.join(DECISION_COLUMNS)} FROM decisions"
 
 
-def update_rows(db: sqlite3.Connection, rows: Sequence[DecisionRow]) -> None:
+def update_rows(db: Connection, rows: Sequence[DecisionRow]) -> None:
     """Overwrite existing rows."""
     marks = ",".join(f"{name}=?" for name in DECISION_COLUMNS[2:])
     db.executemany(f"UPDATE decisions SET {marks} WHERE id = ?", [(*row[3:], row.id) for row in rows])
@@ -205,7 +204,7 @@ def build_row(rule: int, decided: Decision, now: int, backfill: int | None = Non
         decided.u,
         decided.rate,
         decided.stratum,
-        decided.incomplete,
+        int(decided.incomplete),
         decided.change,
         decided.runs_change,
         decided.runs_change if closed else 0,  # a closed decision counts as having read the latest runs
@@ -242,7 +241,7 @@ def check_outcomes(outcomes: Mapping[str, tuple[int, str]]) -> None:
             raise Refused(f"unknown outcome {outcome!r} of trace number {number!r}; expected one of: {expected}")
 
 
-def count_outcomes(db: sqlite3.Connection, rule: int, outcomes: Mapping[str, tuple[int, str]], now: int) -> None:
+def count_outcomes(db: Connection, rule: int, outcomes: Mapping[str, tuple[int, str]], now: int) -> None:
     """Count each trace under its latest outcome, in place of an earlier one. Repeating the call changes nothing.
 
     A trace that is excluded now may still have a row, because it was scored before. It stays counted through that
@@ -267,23 +266,25 @@ def count_outcomes(db: sqlite3.Connection, rule: int, outcomes: Mapping[str, tup
         change[before] -= 1
         change[after] += 1
     rows = [(rule, block, bytes(data)) for block, data in blocks.items()]
-    insert_many(db, "outcomes", ("rule", "block", "data"), rows, "ON CONFLICT DO UPDATE SET data = excluded.data")
+    replace_data = "ON CONFLICT (rule, block) DO UPDATE SET data = excluded.data"
+    insert_many(db, "outcomes", ("rule", "block", "data"), rows, replace_data)
     _add_counts(db, rule, now // _HOUR_NS * _HOUR_NS, [change[_OUTCOME_CODES[name]] for name in COUNTED_OUTCOMES])
 
 
-def _add_counts(db: sqlite3.Connection, rule: int, hour: int, changes: Iterable[int]) -> None:
+def _add_counts(db: Connection, rule: int, hour: int, changes: Iterable[int]) -> None:
     """Add changes to the counts of an hour. If traces moved to another outcome, the change of the old outcome is
     negative.
     """
     if any(changes := tuple(changes)):
         db.execute(
-            "INSERT INTO counts VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET filtered = filtered + excluded.filtered,"
-            " sampled_out = sampled_out + excluded.sampled_out",
+            "INSERT INTO counts (rule, hour_ns, filtered, sampled_out) VALUES (?,?,?,?)"
+            " ON CONFLICT (rule, hour_ns) DO UPDATE SET filtered = counts.filtered + excluded.filtered,"
+            " sampled_out = counts.sampled_out + excluded.sampled_out",
             (rule, hour, *changes),
         )
 
 
-def clear_outcomes(db: sqlite3.Connection, rule: int) -> None:
+def clear_outcomes(db: Connection, rule: int) -> None:
     """Reset the counts to zero, for a rule that decides on everything again."""
     db.execute("DELETE FROM counts WHERE rule = ?", (rule,))
     db.execute("DELETE FROM outcomes WHERE rule = ?", (rule,))

@@ -7,16 +7,21 @@ A row of `examples` is one state of one example. It belongs to the versions from
 from __future__ import annotations
 
 import json
-import sqlite3
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import DATASET_COLUMNS, EXPERIMENT_COLUMNS, parse_sort
 from spanwise.collector.records import JSON, Dataset, Example, Experiment, Page, apply_changes, number_duplicates
+from spanwise.collector.stores.control.control_database import (
+    ControlOperationsBase,
+    WriteConnection,
+    read_operation,
+    write_operation,
+)
 from spanwise.collector.stores.flat_tables import ExampleRecord
-from spanwise.collector.stores.sqlite.database.table_rows import (
+from spanwise.collector.stores.table_rows import (
+    Connection,
     build_upsert_clause,
     decode_record,
     dumps,
@@ -25,7 +30,6 @@ from spanwise.collector.stores.sqlite.database.table_rows import (
     loads,
     parse_cursor,
 )
-from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 from spanwise.tracer.suggestions import did_you_mean
 
 _DATASET_COLUMNS = "name, version, kind, schema, description, metadata, created_ns, example_count"
@@ -33,13 +37,13 @@ _HAS_SPLIT = "EXISTS (SELECT 1 FROM json_each(data, '$.metadata.dataset_split') 
 _DESCRIPTION_FIELDS = ("kind", "schema", "description", "metadata")
 
 
-class Datasets(Backend):
+class Datasets(ControlOperationsBase):
     """Dataset operations of `ControlStore`."""
 
     @write_operation
     def save_examples(
         self,
-        db: sqlite3.Connection,
+        db: WriteConnection,
         /,
         dataset: str,
         examples: Sequence[Example],
@@ -51,6 +55,7 @@ class Datasets(Backend):
         description: str | None = None,
         metadata: Mapping[str, JSON] | None = None,
     ) -> Dataset:
+        db.lock("dataset", dataset)
         about = {"kind": kind, "schema": schema, "description": description, "metadata": metadata}
         current = _newest_version(db, dataset)
         version = current.version + 1 if current else 1
@@ -58,31 +63,32 @@ class Datasets(Backend):
         described = _merge_description(current, about)
         if current and not changed and described == _merge_description(current, {}):
             return current
-        return _insert_version(db, dataset, version, described)
+        return _insert_version(db, dataset, version, described, self._database.clock.now())
 
     @read_operation
-    def dataset(self, db: sqlite3.Connection, /, name: str, version: int | None = None) -> Dataset:
+    def dataset(self, db: Connection, /, name: str, version: int | None = None) -> Dataset:
         return _find_dataset(db, name, version)
 
     @read_operation
-    def datasets(self, db: sqlite3.Connection, /, *, sort: str | None = None) -> list[Dataset]:
+    def datasets(self, db: Connection, /, *, sort: str | None = None) -> list[Dataset]:
         by = "name"
         if sort:
             order = parse_sort(sort, DATASET_COLUMNS)
-            values = {"created": "created_ns", "version": "max(version)", "examples": "example_count"}
+            values = {"created": "created_ns", "version": "version", "examples": "example_count"}
             by = f"{values[order.column]} {order.sql}, name"
-        sql = f"SELECT {_DATASET_COLUMNS}, max(version) FROM datasets GROUP BY name ORDER BY {by}"
+        newest = "SELECT name, max(version) FROM datasets GROUP BY name"
+        sql = f"SELECT {_DATASET_COLUMNS} FROM datasets WHERE (name, version) IN ({newest}) ORDER BY {by}"
         return [_dataset_from_row(row) for row in db.execute(sql)]
 
     @read_operation
-    def versions(self, db: sqlite3.Connection, /, name: str) -> list[Dataset]:
+    def versions(self, db: Connection, /, name: str) -> list[Dataset]:
         sql = f"SELECT {_DATASET_COLUMNS} FROM datasets WHERE name = ? ORDER BY version DESC"
         return [_dataset_from_row(row) for row in db.execute(sql, (name,))]
 
     @read_operation
     def examples(
         self,
-        db: sqlite3.Connection,
+        db: Connection,
         /,
         dataset: str,
         version: int | None = None,
@@ -96,12 +102,12 @@ class Datasets(Backend):
             "SELECT data FROM examples WHERE dataset = ? AND since <= ? AND (until IS NULL OR until > ?)"
             f" AND (? IS NULL OR split = ? OR {_HAS_SPLIT}) ORDER BY position LIMIT ? OFFSET ?"
         )
-        values = (dataset, at, at, split, split, split, -1 if limit is None else limit, offset)
+        values = (dataset, at, at, split, split, split, 2**63 - 1 if limit is None else limit, offset)
         return [decode_record(Example, row[0]) for row in db.execute(sql, values)]
 
     @read_operation
     def list_example_records(
-        self, db: sqlite3.Connection, /, datasets: Collection[str] | None, limit: int, cursor: str | None
+        self, db: Connection, /, datasets: Collection[str] | None, limit: int, cursor: str | None
     ) -> Page[ExampleRecord]:
         row = 0 if cursor is None else parse_cursor(cursor)[1]
         # rows with the position of the last one read, whose dataset and position the cursor does not repeat
@@ -117,7 +123,8 @@ class Datasets(Backend):
         return Page(items=items, next=f"0.{rows[limit - 1][0]}" if len(rows) > limit else None)
 
     @write_operation
-    def delete_dataset(self, db: sqlite3.Connection, /, name: str) -> bool:
+    def delete_dataset(self, db: WriteConnection, /, name: str) -> bool:
+        db.lock("dataset", name)
         db.execute("DELETE FROM examples WHERE dataset = ?", (name,))
         return db.execute("DELETE FROM datasets WHERE name = ?", (name,)).rowcount > 0
 
@@ -127,7 +134,7 @@ def _merge_description(current: Dataset | None, about: Mapping[str, JSON]) -> tu
     return tuple(getattr(base, name) if about.get(name) is None else about[name] for name in _DESCRIPTION_FIELDS)
 
 
-def _insert_version(db: sqlite3.Connection, name: str, version: int, described: tuple[Any, ...]) -> Dataset:
+def _insert_version(db: Connection, name: str, version: int, described: tuple[Any, ...], now: int) -> Dataset:
     kind, schema, description, metadata = described
     count = db.execute("SELECT count(*) FROM examples WHERE dataset = ? AND until IS NULL", (name,)).fetchone()[0]
     dataset = Dataset(
@@ -137,7 +144,7 @@ def _insert_version(db: sqlite3.Connection, name: str, version: int, described: 
         schema=schema,
         description=description,
         metadata=metadata,
-        created_ns=time.time_ns(),
+        created_ns=now,
         example_count=count,
     )
     db.execute(
@@ -157,7 +164,7 @@ def _insert_version(db: sqlite3.Connection, name: str, version: int, described: 
 
 
 def _write_examples(
-    db: sqlite3.Connection, name: str, version: int, examples: Sequence[Example], replace: bool, remove: Sequence[str]
+    db: Connection, name: str, version: int, examples: Sequence[Example], replace: bool, remove: Sequence[str]
 ) -> bool:
     """Write the differences between the current and the wanted examples. Return whether anything changed."""
     wanted = {example.id: encode_record(example) for example in examples}
@@ -182,7 +189,7 @@ def _write_examples(
     return bool(rows or changed)
 
 
-def _newest_version(db: sqlite3.Connection, name: str) -> Dataset | None:
+def _newest_version(db: Connection, name: str) -> Dataset | None:
     sql = f"SELECT {_DATASET_COLUMNS} FROM datasets WHERE name = ? ORDER BY version DESC LIMIT 1"
     row = db.execute(sql, (name,)).fetchone()
     return _dataset_from_row(row) if row else None
@@ -201,7 +208,7 @@ def _dataset_from_row(row: Sequence[Any]) -> Dataset:
     )
 
 
-def _find_dataset(db: sqlite3.Connection, name: str, version: int | None) -> Dataset:
+def _find_dataset(db: Connection, name: str, version: int | None) -> Dataset:
     """Return a version of a dataset, by default the newest. Raise `NotFound` if it does not exist."""
     if version is None:
         dataset = _newest_version(db, name)
@@ -221,21 +228,21 @@ def _find_dataset(db: sqlite3.Connection, name: str, version: int | None) -> Dat
 _EXPERIMENT_COLUMNS = ("id", "name", "dataset", "project", "status", "started_ns", "data")
 
 
-class Experiments(Backend):
+class Experiments(ControlOperationsBase):
     """Experiment operations of `ControlStore`."""
 
     @write_operation
-    def save_experiment(self, db: sqlite3.Connection, /, *experiments: Experiment) -> None:
+    def save_experiment(self, db: WriteConnection, /, *experiments: Experiment) -> None:
         _save_experiments(db, experiments)
 
     @read_operation
-    def experiment(self, db: sqlite3.Connection, /, id_or_name: str) -> Experiment:
+    def experiment(self, db: Connection, /, id_or_name: str) -> Experiment:
         return _find_experiment(db, id_or_name)
 
     @read_operation
     def experiments(
         self,
-        db: sqlite3.Connection,
+        db: Connection,
         /,
         *,
         dataset: str | None = None,
@@ -246,8 +253,8 @@ class Experiments(Backend):
         by = "started_ns DESC"
         if sort:
             order = parse_sort(sort, EXPERIMENT_COLUMNS)
-            duration = "json_extract(data, '$.ended_ns') - started_ns"
-            examples = "json_extract(data, '$.example_count')"
+            duration = "CAST(json_extract(data, '$.ended_ns') AS BIGINT) - started_ns"
+            examples = "CAST(json_extract(data, '$.example_count') AS BIGINT)"
             value = {"start": "started_ns", "duration_ms": duration, "examples": examples}[order.column]
             by = f"{value} IS NULL, {value} {order.sql}"
         sql = (
@@ -260,31 +267,31 @@ class Experiments(Backend):
         ]
 
     @write_operation
-    def change_experiment(self, db: sqlite3.Connection, /, id: str, **fields: JSON) -> Experiment:
-        changed = apply_changes(_find_experiment(db, id), fields)
+    def change_experiment(self, db: WriteConnection, /, id: str, **fields: JSON) -> Experiment:
+        changed = apply_changes(_find_experiment(db, id, "/*pg FOR NO KEY UPDATE*/"), fields)
         _save_experiments(db, [changed])
         return changed
 
     @write_operation
-    def delete_experiment(self, db: sqlite3.Connection, /, id: str) -> bool:
+    def delete_experiment(self, db: WriteConnection, /, id: str) -> bool:
         """Remove the record. The combined store removes its traces and their feedback first."""
         return db.execute("DELETE FROM experiments WHERE id = ?", (id,)).rowcount > 0
 
 
-def _save_experiments(db: sqlite3.Connection, experiments: Sequence[Experiment]) -> None:
-    rows = [
-        (*(getattr(experiment, name) for name in _EXPERIMENT_COLUMNS[:-1]), encode_record(experiment))
-        for experiment in experiments
-    ]
-    insert_many(db, "experiments", _EXPERIMENT_COLUMNS, rows, build_upsert_clause(_EXPERIMENT_COLUMNS))
+def _save_experiments(db: Connection, experiments: Sequence[Experiment]) -> None:
+    rows = {
+        experiment.id: (*(getattr(experiment, name) for name in _EXPERIMENT_COLUMNS[:-1]), encode_record(experiment))
+        for experiment in sorted(experiments, key=lambda one: one.id)
+    }
+    insert_many(db, "experiments", _EXPERIMENT_COLUMNS, list(rows.values()), build_upsert_clause(_EXPERIMENT_COLUMNS))
 
 
-def _find_experiment(db: sqlite3.Connection, id_or_name: str) -> Experiment:
+def _find_experiment(db: Connection, id_or_name: str, lock: str = "") -> Experiment:
     """Return the newest experiment with this id, name or id prefix, tried in this order. Raise `NotFound` if none
     matches.
     """
     for where in ("id = :name", "name = :name", "substr(id, 1, length(:name)) = :name"):
-        sql = f"SELECT data FROM experiments WHERE {where} ORDER BY started_ns DESC LIMIT 1"
+        sql = f"SELECT data FROM experiments WHERE {where} ORDER BY started_ns DESC LIMIT 1{lock}"
         row = db.execute(sql, {"name": id_or_name}).fetchone() if id_or_name else None
         if row:
             return decode_record(Experiment, row[0])

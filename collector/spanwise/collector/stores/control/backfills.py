@@ -11,14 +11,19 @@ after a backfill was paused or cancelled halfway.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Backfill, BackfillStep, Decision, Rule, Target
-from spanwise.collector.stores.sqlite.control.decision_rows import (
+from spanwise.collector.stores.control.control_database import (
+    ControlOperationsBase,
+    WriteConnection,
+    read_operation,
+    write_operation,
+)
+from spanwise.collector.stores.control.decision_rows import (
     DECISION_COLUMNS,
     GIVEN_UP_REASON,
     OPEN_OUTCOMES,
@@ -29,20 +34,19 @@ from spanwise.collector.stores.sqlite.control.decision_rows import (
     get_trace_range,
     update_rows,
 )
-from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
-from spanwise.collector.stores.sqlite.database.score_sum_schema import record_decisions
-from spanwise.collector.stores.sqlite.database.table_rows import decode_record, encode_record, insert_many, select_many
-from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
-from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_live_sums
+from spanwise.collector.stores.control.rule_versions import find_active_rule
+from spanwise.collector.stores.table_rows import Connection, decode_record, encode_record, insert_many, select_many
 
 CLAIMABLE_STATES = ("running", "done")  # a row of a backfill that is done may be open again, because its trace changed
 _ENDED_STATES = ("cancelled", "done")
 # Stored state while leased rows of a cancelled backfill are still being evaluated
 _CANCELLING = "cancelling"
 _KEEP_HIGHEST_RATE = (
-    "ON CONFLICT DO UPDATE SET rate = excluded.rate, probability = excluded.probability WHERE excluded.rate > rate"
+    "ON CONFLICT (decision, backfill) DO UPDATE SET rate = excluded.rate, probability = excluded.probability"
+    " WHERE excluded.rate > backfill_draws.rate"
 )
 _COLUMNS = "id, name, state, cursor, walked, read, matched, sampled, known, placed, low, created_ns, ended_ns, data"
+TARGETS_PER_QUERY = 500
 LIVE = 0  # number of the draws of live traffic
 _DRAW_COLUMNS = ("decision", "backfill", "place", "rate", "probability")
 
@@ -83,12 +87,12 @@ class StoredBackfill(NamedTuple):
         )
 
 
-class Backfills(Backend):
+class Backfills(ControlOperationsBase):
     """Operations of `ControlStore` on backfills."""
 
     @write_operation
-    def create_backfill(self, db: sqlite3.Connection, /, backfill: Backfill) -> Backfill:
-        now = self._file.clock.keep(db)
+    def create_backfill(self, db: WriteConnection, /, backfill: Backfill) -> Backfill:
+        now = self._database.clock.keep(db)
         known = _find_backfill(db, backfill.id)
         if known is not None:
             return known.record
@@ -103,21 +107,19 @@ class Backfills(Backend):
             "INSERT INTO backfills (name, rule, state, created_ns, data) VALUES (?,?,'running',?,?)",
             (backfill.id, rule.id, now, encode_record(backfill)),
         )
-        register_live_sums(db, backfill.project, backfill.rule)
+        db.register_live_sums(backfill.project, backfill.rule)
         return backfill
 
     @read_operation
-    def list_backfills(
-        self, db: sqlite3.Connection, /, rule: str | None, project: str | None, active: bool
-    ) -> list[Backfill]:
+    def list_backfills(self, db: Connection, /, rule: str | None, project: str | None, active: bool) -> list[Backfill]:
         sql = (
             f"SELECT {', '.join(f'b.{name}' for name in _COLUMNS.split(', '))}, r.state, r.project, r.name"
             " FROM backfills b JOIN rules r ON r.id = b.rule"
             " WHERE (:rule IS NULL OR r.name = :rule) AND (:project IS NULL OR r.project = :project)"
-            " AND (NOT :active OR b.state IN ('running', 'paused', 'cancelling') OR EXISTS (SELECT 1 FROM decisions d"
+            " AND (:active = 0 OR b.state IN ('running', 'paused', 'cancelling') OR EXISTS (SELECT 1 FROM decisions d"
             " INDEXED BY backfill_due WHERE d.backfill = b.id AND d.due_ns IS NOT NULL)) ORDER BY b.id DESC"
         )
-        query = {"rule": rule, "project": project, "active": active}
+        query = {"rule": rule, "project": project, "active": int(active)}
         jobs = []
         for *columns, state, of_project, name in db.execute(sql, query).fetchall():
             job = _with_counts(db, StoredBackfill(*columns))
@@ -134,27 +136,27 @@ class Backfills(Backend):
         return jobs
 
     @read_operation
-    def find_results(self, db: sqlite3.Connection, /, rule: Rule, targets: Collection[Target]) -> set[Target]:
+    def find_results(self, db: Connection, /, rule: Rule, targets: Collection[Target]) -> set[Target]:
         sql = (
-            "SELECT 1 FROM decisions WHERE target >= ? AND target < ? AND rule ="
+            "SELECT w.column1 FROM (VALUES {}) AS w WHERE EXISTS (SELECT 1 FROM decisions"
+            " WHERE target >= w.column2 AND target < w.column3 AND rule ="
             " (SELECT id FROM rules WHERE project = ? AND name = ? AND version = ?)"
-            " AND due_ns IS NULL AND verdict <> 'over_budget' LIMIT 1"
+            " AND due_ns IS NULL AND verdict <> 'over_budget')"
         )
-        version, found = (rule.project, rule.name, rule.version), set()
-        for target in targets:
-            address = encode_target(rule.project, target)
-            # the spans and documents of a trace have addresses that begin with that of the trace
-            bounds = (address, f"{address}\0") if target.trace_id is None else get_trace_range(target.trace_id)
-            if db.execute(sql, (*bounds, *version)).fetchone():
-                found.add(target)
+        version, wanted, found = (rule.project, rule.name, rule.version), list(targets), set()
+        for start in range(0, len(wanted), TARGETS_PER_QUERY):
+            chunk = wanted[start : start + TARGETS_PER_QUERY]
+            values = [value for place, target in enumerate(chunk) for value in (place, *_get_bounds(rule, target))]
+            rows = db.execute(sql.format(",".join(["(?,?,?)"] * len(chunk))), (*values, *version)).fetchall()
+            found |= {chunk[place] for (place,) in rows}
         return found
 
     @write_operation
-    def change_backfill(self, db: sqlite3.Connection, /, id: str, state: str, *, project: str = "default") -> Backfill:
+    def change_backfill(self, db: WriteConnection, /, id: str, state: str, *, project: str = "default") -> Backfill:
         if state not in ("running", "paused", "cancelled"):
             raise Refused(f"unknown state {state!r} of a backfill; expected one of: running, paused, cancelled")
-        now = self._file.clock.keep(db)
-        stored = _find_backfill(db, id)
+        now = self._database.clock.keep(db)
+        stored = _find_backfill(db, id, "/*pg FOR NO KEY UPDATE*/")
         if stored is None or stored.record.project != project:
             raise NotFound(f"there is no backfill {id!r} in project {project!r}")
         if stored.record.state == state:
@@ -169,26 +171,34 @@ class Backfills(Backend):
         return _with_counts(db, changed)
 
 
-def _find_backfill(db: sqlite3.Connection, name: str) -> StoredBackfill | None:
-    row = db.execute(f"SELECT {_COLUMNS} FROM backfills WHERE name = ?", (name,)).fetchone()
+def _get_bounds(rule: Rule, target: Target) -> tuple[str, str]:
+    """Return the bounds of the addresses of a trace or a session; those of a trace include its spans and documents."""
+    if target.trace_id is not None:
+        return get_trace_range(target.trace_id)
+    address = encode_target(rule.project, target)
+    return address, f"{address}\0"
+
+
+def _find_backfill(db: Connection, name: str, lock: str = "") -> StoredBackfill | None:
+    row = db.execute(f"SELECT {_COLUMNS} FROM backfills WHERE name = ?{lock}", (name,)).fetchone()
     return StoredBackfill(*row) if row else None
 
 
-def _with_counts(db: sqlite3.Connection, stored: StoredBackfill) -> Backfill:
+def _with_counts(db: Connection, stored: StoredBackfill) -> Backfill:
     """Return the record with the number of its targets by verdict, and their cost."""
-    sql = "SELECT verdict, count(*), total(cost) FROM decisions WHERE backfill = ? GROUP BY verdict"
+    sql = "SELECT verdict, count(*), coalesce(sum(cost), 0.0) FROM decisions WHERE backfill = ? GROUP BY verdict"
     rows = db.execute(sql, (stored.id,)).fetchall()
     return replace(stored.record, counts={row[0]: row[1] for row in rows}, cost=sum(row[2] for row in rows))
 
 
-def find_claimable(db: sqlite3.Connection, rule: int, name: str) -> int | None:
+def find_claimable(db: Connection, rule: int, name: str) -> int | None:
     """Return the row id of a backfill of a rule version whose rows may be leased; None if there is none."""
     row = db.execute("SELECT id, state FROM backfills WHERE name = ? AND rule = ?", (name, rule)).fetchone()
     return int(row[0]) if row and row[1] in CLAIMABLE_STATES else None
 
 
 def record_step(
-    db: sqlite3.Connection,
+    db: WriteConnection,
     rule: int,
     step: BackfillStep,
     after: str | None,
@@ -215,14 +225,14 @@ def record_step(
     return True
 
 
-def _write_rows(db: sqlite3.Connection, rule: int, job: StoredBackfill, rows: Sequence[Decision], now: int) -> int:
+def _write_rows(db: WriteConnection, rule: int, job: StoredBackfill, rows: Sequence[Decision], now: int) -> int:
     """Store the decisions of a step with their draws, and return the number of targets that had a result.
 
     A target that waits as live traffic stays there. A target that live traffic has given up, because it was over
     budget, is evaluated by the backfill.
     """
     by_address = {encode_target(row.project, row.target): row for row in rows}
-    select = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s)"
+    select = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s)/*pg ORDER BY id FOR NO KEY UPDATE*/"
 
     def read_stored() -> dict[str, DecisionRow]:
         return {row.target: row for row in (DecisionRow(*it) for it in select_many(db, select, by_address, (rule,)))}
@@ -240,7 +250,7 @@ def _write_rows(db: sqlite3.Connection, rule: int, job: StoredBackfill, rows: Se
         "backfill": job.id,
     }
     update_rows(db, [row._replace(reason=by_address[row.target].reason, **reopened) for row in given_up])
-    record_decisions(db, [row.id for row in given_up])
+    db.record_decision_changes([row.id for row in given_up])
     ids = {address: row.id for address, row in {**stored, **read_stored()}.items()}
     live = [(row.id, LIVE, 0, row.rate, row.probability) for row in stored.values()]
     live += [(id, LIVE, 0, 0.0, 0.0) for address, id in ids.items() if address not in stored]
@@ -257,12 +267,12 @@ def _write_rows(db: sqlite3.Connection, rule: int, job: StoredBackfill, rows: Se
     return len(has_result) - len(given_up)
 
 
-def settle_backfill(db: sqlite3.Connection, id: int, now: int) -> None:
+def settle_backfill(db: WriteConnection, id: int, now: int) -> None:
     """Apply the draws of a backfill up to its first open row, remove what waits if it is cancelled, and end it if
     nothing is left.
     """
-    row = db.execute("SELECT state, walked, placed, low FROM backfills WHERE id = ?", (id,)).fetchone()
-    state, walked, placed, low = row
+    sql = "SELECT state, walked, placed, low FROM backfills WHERE id = ?/*pg FOR NO KEY UPDATE*/"
+    state, walked, placed, low = db.execute(sql, (id,)).fetchone()
     if state in _ENDED_STATES:
         return
     if state == _CANCELLING:
@@ -283,12 +293,12 @@ def settle_backfill(db: sqlite3.Connection, id: int, now: int) -> None:
 
 # A row before `low` that is open again keeps its draw: it has a score
 _FIRST_OPEN_PLACE = (
-    "SELECT min(w.place) FROM decisions d INDEXED BY backfill_due CROSS JOIN backfill_draws w ON w.decision = d.id"
-    " AND w.backfill = d.backfill WHERE d.backfill = ? AND d.due_ns IS NOT NULL AND w.place >= ?"
+    "SELECT min(w.place) FROM decisions d INDEXED BY backfill_due CROSS JOIN backfill_draws w WHERE w.decision = d.id"
+    " AND w.backfill = d.backfill AND d.backfill = ? AND d.due_ns IS NOT NULL AND w.place >= ?"
 )
 
 
-def _apply_draws(db: sqlite3.Connection, decisions: Iterable[int]) -> None:
+def _apply_draws(db: WriteConnection, decisions: Iterable[int]) -> None:
     """Set rate and probability of decisions to those of the draw with the highest rate.
 
     Without a rate of live traffic, its draw counts: the trace does not pass the filter any more, or the rate is unknown.
@@ -300,39 +310,43 @@ def _apply_draws(db: sqlite3.Connection, decisions: Iterable[int]) -> None:
     )
     ids = list(decisions)
     select_many(db, f"UPDATE decisions SET (rate, probability) = ({best}) WHERE id IN (%s)", ids)
-    record_decisions(db, ids)
+    db.record_decision_changes(ids)
 
 
-def update_live_draws(db: sqlite3.Connection, draws: Sequence[tuple[int, float | None, float | None]]) -> None:
+def update_live_draws(db: WriteConnection, draws: Sequence[tuple[int, float | None, float | None]]) -> None:
     """Replace the draws of live traffic for decisions (id, rate, probability) that backfills have sampled."""
     sql = "UPDATE backfill_draws SET rate = ?, probability = ? WHERE decision = ? AND backfill = 0"
     db.executemany(sql, [(rate, probability, id) for id, rate, probability in draws])
     _apply_draws(db, [id for id, _, _ in draws])
 
 
-def find_drawn(db: sqlite3.Connection, decisions: Iterable[int]) -> set[int]:
+def find_drawn(db: Connection, decisions: Iterable[int]) -> set[int]:
     """Return those of the decisions that a backfill has sampled."""
     sql = "SELECT decision FROM backfill_draws WHERE backfill = 0 AND decision IN (%s)"
     return {row[0] for row in select_many(db, sql, decisions)}
 
 
-def settle_cancelled(db: sqlite3.Connection, rule: int, now: int) -> None:
+def settle_cancelled(db: WriteConnection, rule: int, now: int) -> None:
     """Settle the cancelled backfills of a rule version of which rows were leased, because a lease may have expired."""
     sql = "SELECT id FROM backfills WHERE rule = ? AND state = ?"
     for (id,) in db.execute(sql, (rule, _CANCELLING)).fetchall():
         settle_backfill(db, id, now)
 
 
-def _remove_waiting(db: sqlite3.Connection, id: int, now: int) -> None:
+def _remove_waiting(db: WriteConnection, id: int, now: int) -> None:
     """Remove the rows of a cancelled backfill that wait, or whose lease has expired.
 
     A row with an outcome is closed again with it. A row that live traffic has given up returns to that state.
     """
-    sql = f"{SELECT_ROWS} WHERE backfill = ? AND due_ns IS NOT NULL AND (verdict IN (?, ?, ?) OR due_ns <= ?)"
+    # Rows that another transaction has locked are being finished or leased; it settles the backfill afterwards
+    sql = (
+        f"{SELECT_ROWS} WHERE backfill = ? AND due_ns IS NOT NULL AND (verdict IN (?, ?, ?) OR due_ns <= ?)"
+        "/*pg FOR NO KEY UPDATE SKIP LOCKED*/"
+    )
     rows = [DecisionRow(*row) for row in db.execute(sql, (id, *OPEN_OUTCOMES, now)).fetchall()]
     ended: dict[str, Any] = {"due_ns": None, "next_ns": None, "holder": None, "until_ns": None, "updated_ns": now}
     scored = [row._replace(verdict=row.outcome, **ended) for row in rows if row.outcome is not None]
-    select = "SELECT decision FROM backfill_draws WHERE backfill = 0 AND probability IS NOT 0.0 AND decision IN (%s)"
+    select = "SELECT decision FROM backfill_draws WHERE backfill = 0 AND (probability IS NULL OR probability <> 0.0) AND decision IN (%s)"
     live = {row[0] for row in select_many(db, select, [row.id for row in rows])}
     given_up = [
         row._replace(verdict="over_budget", reason=GIVEN_UP_REASON, backfill=None, **ended)
@@ -340,12 +354,12 @@ def _remove_waiting(db: sqlite3.Connection, id: int, now: int) -> None:
         if row.outcome is None and row.id in live
     ]
     update_rows(db, [*scored, *given_up])
-    record_decisions(db, [row.id for row in given_up])
+    db.record_decision_changes([row.id for row in given_up])
     kept = {row.id for row in (*scored, *given_up)}
     db.executemany("DELETE FROM decisions WHERE id = ?", [(row.id,) for row in rows if row.id not in kept])
 
 
-def find_sampled(db: sqlite3.Connection, decisions: Iterable[int]) -> set[int]:
+def find_sampled(db: Connection, decisions: Iterable[int]) -> set[int]:
     """Return those of the decisions that are in the sample of a backfill, unless they belong to a cancelled one."""
     sql = (
         "SELECT w.decision FROM backfill_draws w JOIN decisions d ON d.id = w.decision"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,16 +12,21 @@ from typing import Any, NamedTuple, get_args
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Decision, DecisionBatch, Page, Rule, Target, Verdict, WorkerReport
 from spanwise.collector.stores.backends import DecisionQuery, ScoreProbability
-from spanwise.collector.stores.decision_explanation import VERDICT_PRIORITY
-from spanwise.collector.stores.sqlite.control import decision_rows
-from spanwise.collector.stores.sqlite.control.backfills import (
+from spanwise.collector.stores.control import decision_rows
+from spanwise.collector.stores.control.backfills import (
     find_drawn,
     find_sampled,
     record_step,
     settle_backfill,
     update_live_draws,
 )
-from spanwise.collector.stores.sqlite.control.decision_rows import (
+from spanwise.collector.stores.control.control_database import (
+    ControlOperationsBase,
+    WriteConnection,
+    read_operation,
+    write_operation,
+)
+from spanwise.collector.stores.control.decision_rows import (
     COUNTED_OUTCOMES,
     DECISION_COLUMNS,
     GIVEN_UP_REASON,
@@ -38,16 +42,17 @@ from spanwise.collector.stores.sqlite.control.decision_rows import (
     list_containing_targets,
     update_rows,
 )
-from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
-from spanwise.collector.stores.sqlite.database.score_sum_schema import record_decisions
-from spanwise.collector.stores.sqlite.database.table_rows import (
+from spanwise.collector.stores.control.rule_versions import NO_OTHER_DECIDES, find_active_rule
+from spanwise.collector.stores.decision_explanation import VERDICT_PRIORITY
+from spanwise.collector.stores.table_rows import (
+    Connection,
+    build_upsert_clause,
     decode_record,
     encode_record,
     insert_many,
     parse_cursor,
     select_many,
 )
-from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
 # Stored verdict, and whether the row is open. Open rows of a version that is not in force are shown as superseded
 ROW_KINDS = (
@@ -63,9 +68,7 @@ class RuleVersion(NamedTuple):
     in_force: bool
 
 
-def find_rule_versions(
-    db: sqlite3.Connection, rule: str | None, version: str | None, project: str | None
-) -> list[RuleVersion]:
+def find_rule_versions(db: Connection, rule: str | None, version: str | None, project: str | None) -> list[RuleVersion]:
     """Return the rule versions with this rule name, version and project. None matches any."""
     sql = (
         "SELECT id, state = 'in force' FROM rules WHERE (:rule IS NULL OR name = :rule)"
@@ -81,7 +84,7 @@ def get_target_ranges(trace_id: str, session: tuple[str, str] | None) -> tuple[s
 
 
 def list_trace_decisions(
-    db: sqlite3.Connection,
+    db: Connection,
     rules: Sequence[RuleVersion],
     ranges: tuple[str, str, str],
     verdict: str | None,
@@ -97,7 +100,7 @@ def list_trace_decisions(
 
 
 def list_newest_decisions(
-    db: sqlite3.Connection, rules: Sequence[RuleVersion], verdict: str | None, limit: int, cursor: str | None
+    db: Connection, rules: Sequence[RuleVersion], verdict: str | None, limit: int, cursor: str | None
 ) -> Page[Decision]:
     """Return one page of the decisions of rule versions, newest first, optionally with one verdict.
 
@@ -130,7 +133,7 @@ def _wanted_kinds(rules: Sequence[RuleVersion], verdict: str | None) -> set[tupl
     }
 
 
-def _decision_page(db: sqlite3.Connection, ids: Sequence[int], limit: int) -> Page[Decision]:
+def _decision_page(db: Connection, ids: Sequence[int], limit: int) -> Page[Decision]:
     rows = {row[0]: row for row in select_many(db, f"{SELECT_DECISIONS} WHERE d.id IN (%s)", ids[:limit])}
     shown = [rows[id] for id in ids[:limit]]
     return Page(
@@ -144,30 +147,29 @@ def _parse_upper_bound(cursor: str | None) -> int:
 
 DECIDABLE = (*COUNTED_OUTCOMES, *OPEN_OUTCOMES, "skipped", "failed")
 ROWS_PER_DELETE = 5_000  # decisions deleted per transaction
-MAX_TARGET = "\U0010ffff"  # sorts above all addresses
 MAX_OVER_BUDGET = 10_000  # maximum number of rows over budget that a rule's workers are offered again
 OVER_BUDGET_NS = 86_400 * 1_000_000_000  # maximum age of rows over budget that are offered again
 
 
-class Decisions(Backend):
+class Decisions(ControlOperationsBase):
     """Decision operations of `ControlStore`."""
 
     @read_operation
-    def cursor(self, db: sqlite3.Connection, /, rule: str, version: str, *, project: str = "default") -> str | None:
+    def cursor(self, db: Connection, /, rule: str, version: str, *, project: str = "default") -> str | None:
         sql = "SELECT cursor FROM rules WHERE project = ? AND name = ? AND version = ?"
         row = db.execute(sql, (project, rule, version)).fetchone()
         return row[0] if row else None
 
     @write_operation
-    def record_decisions(self, db: sqlite3.Connection, /, decided: Sequence[DecisionBatch]) -> list[bool]:
+    def record_decisions(self, db: WriteConnection, /, decided: Sequence[DecisionBatch]) -> list[bool]:
         """Record decisions as `ControlStore.decide` does. All targets must exist."""
         for batch in decided:
             _check_decided(batch)
-        now = self._file.clock.keep(db)
+        now = self._database.clock.keep(db)
         return [_record_decided(db, batch, now) for batch in decided]
 
     @read_operation
-    def list_decisions(self, db: sqlite3.Connection, /, query: DecisionQuery) -> Page[Decision]:
+    def list_decisions(self, db: Connection, /, query: DecisionQuery) -> Page[Decision]:
         """Return one page of decisions, as `ControlStore.decisions` does."""
         rules = find_rule_versions(db, query.rule, query.version, query.project)
         page = query.verdict, query.limit, query.cursor
@@ -178,7 +180,7 @@ class Decisions(Backend):
     @read_operation
     def find_probabilities(
         self,
-        db: sqlite3.Connection,
+        db: Connection,
         /,
         rule: str,
         project: str,
@@ -209,27 +211,26 @@ class Decisions(Backend):
             )
         removed = 0
         # one transaction per batch, so that other writes run in between
-        while count := self._file.write(partial(_delete_rows, trace_id, rule, project)):
+        while count := self._database.write(partial(_delete_rows, trace_id, rule, project)):
             removed += count
         if trace_id is None and rule is not None:
-            self._file.write(partial(_reset_rule, rule, project))
+            self._database.write(partial(_reset_rule, rule, project))
         return removed
 
 
-def _delete_rows(trace_id: str | None, rule: str | None, project: str | None, db: sqlite3.Connection) -> int:
+def _delete_rows(trace_id: str | None, rule: str | None, project: str | None, db: WriteConnection) -> int:
     rule_ids = [rule_version.id for rule_version in find_rule_versions(db, rule, None, project)]
-    first, end = ("", MAX_TARGET) if trace_id is None else get_trace_range(trace_id)
-    within = "target >= ? AND target < ?" if trace_id is not None else "+target >= ? AND +target < ?"
+    within = () if trace_id is None else get_trace_range(trace_id)
     count = 0
-    db.execute("INSERT OR IGNORE INTO score_decisions_deleted VALUES (1)")  # see `leases`
+    db.record_deleted_decisions()
     for rule_id in rule_ids:
-        chosen = f"SELECT id FROM decisions WHERE rule = ? AND {within} LIMIT ?"
+        chosen = f"SELECT id FROM decisions WHERE rule = ? {'AND target >= ? AND target < ?' if within else ''} LIMIT ?"
         sql = f"DELETE FROM decisions WHERE id IN ({chosen})"
-        count += db.execute(sql, (rule_id, first, end, ROWS_PER_DELETE - count)).rowcount
+        count += db.execute(sql, (rule_id, *within, ROWS_PER_DELETE - count)).rowcount
     return count
 
 
-def _reset_rule(rule: str, project: str | None, db: sqlite3.Connection) -> None:
+def _reset_rule(rule: str, project: str | None, db: Connection) -> None:
     """Clear the cursor and the counts of a rule, so that it decides again on all changes since its activation."""
     for rule_version in find_rule_versions(db, rule, None, project):
         db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (rule_version.id,))
@@ -248,8 +249,8 @@ def _check_decided(decided: DecisionBatch) -> None:
                 raise Refused(f"{name} of a decision must be between 0 and 1, got {value!r}")
 
 
-def _record_decided(db: sqlite3.Connection, decided: DecisionBatch, now: int) -> bool:
-    rule = find_active_rule(db, decided.project, decided.rule, decided.version)
+def _record_decided(db: WriteConnection, decided: DecisionBatch, now: int) -> bool:
+    rule = find_active_rule(db, decided.project, decided.rule, decided.version, NO_OTHER_DECIDES)
     if rule is None or decided.token < rule.token:
         return False
     if decided.backfill is not None:
@@ -269,9 +270,9 @@ def _record_decided(db: sqlite3.Connection, decided: DecisionBatch, now: int) ->
     return True
 
 
-def _write_decisions(db: sqlite3.Connection, rule: int, project: str, rows: Iterable[Decision], now: int) -> None:
+def _write_decisions(db: WriteConnection, rule: int, project: str, rows: Iterable[Decision], now: int) -> None:
     by_address = {encode_target(project, row.target): row for row in rows}
-    sql = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s)"
+    sql = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s)/*pg ORDER BY id FOR NO KEY UPDATE*/"
     known = {row.target: row for row in (DecisionRow(*values) for values in select_many(db, sql, by_address, (rule,)))}
     new = [row for address, row in by_address.items() if address not in known and row.verdict not in COUNTED_OUTCOMES]
     insert_many(db, "decisions", DECISION_COLUMNS, [build_row(rule, row, now) for row in new])
@@ -280,7 +281,7 @@ def _write_decisions(db: sqlite3.Connection, rule: int, project: str, rows: Iter
         expire_over_budget(db, rule, now)
 
 
-def _update_decisions(db: sqlite3.Connection, pairs: Iterable[tuple[DecisionRow, Decision]], now: int) -> None:
+def _update_decisions(db: WriteConnection, pairs: Iterable[tuple[DecisionRow, Decision]], now: int) -> None:
     """Apply new decisions to targets that already have a row. Skip a decision on an earlier change than that of the
     row.
     """
@@ -296,7 +297,9 @@ def _update_decisions(db: sqlite3.Connection, pairs: Iterable[tuple[DecisionRow,
         else:
             updates.append((row, decide_again(row._replace(backfill=None), decided, now)))
     update_rows(db, [row._replace(updated_ns=now) for old, row in updates if row is not None and row != old])
-    record_decisions(db, [old.id for old, row in updates if row is not None and row.probability != old.probability])
+    db.record_decision_changes(
+        [old.id for old, row in updates if row is not None and row.probability != old.probability]
+    )
     db.executemany("DELETE FROM decisions WHERE id = ?", [(old.id,) for old, row in updates if row is None])
     drawn = find_drawn(db, [row.id for _, row in updates if row is not None])
     update_live_draws(db, [(row.id, row.rate, row.probability) for _, row in updates if row and row.id in drawn])
@@ -349,7 +352,7 @@ def decide_again(row: DecisionRow, decided: Decision, now: int) -> DecisionRow:
     return drawn
 
 
-def expire_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
+def expire_over_budget(db: Connection, rule: int, now: int) -> None:
     """Close old rows over budget. Only the newest `MAX_OVER_BUDGET`, up to `OVER_BUDGET_NS` old, are offered again."""
     condition = "rule = ? AND verdict = 'over_budget' AND due_ns IS NOT NULL AND backfill IS NULL"
     last = f"SELECT created_ns, id FROM decisions WHERE {condition} ORDER BY created_ns DESC, id DESC LIMIT 1 OFFSET ?"
@@ -384,12 +387,12 @@ def _find_probability(
     return ScoreProbability(version in (None, first.version), first.probability, first.live)
 
 
-def delete_trace_decisions(db: sqlite3.Connection, trace_ids: Iterable[str]) -> None:
+def delete_trace_decisions(db: Connection, trace_ids: Iterable[str]) -> None:
     """Delete the decisions about deleted traces, their spans and documents."""
     db.executemany("DELETE FROM decisions WHERE target >= ? AND target < ?", map(get_trace_range, trace_ids))
 
 
-def delete_session_decisions(db: sqlite3.Connection, sessions: Iterable[str]) -> None:
+def delete_session_decisions(db: Connection, sessions: Iterable[str]) -> None:
     """Delete the decisions about sessions that have no traces left, in all projects."""
     projects = [row[0] for row in db.execute("SELECT DISTINCT project FROM rules")]
     places = [(f"/{project}/{session}",) for session in sessions for project in projects]
@@ -405,39 +408,46 @@ _OUTCOME_RANKS = " ".join(f"WHEN '{verdict}' THEN {place}" for place, verdict in
 _OUTCOME_NAMES = " ".join(f"WHEN {place} THEN '{verdict}'" for place, verdict in enumerate(VERDICT_PRIORITY))
 _COUNT_BY_TRACE = (
     f"SELECT CASE worst {_OUTCOME_NAMES} END, count(*) FROM (SELECT min(CASE verdict {_OUTCOME_RANKS} END) AS worst FROM decisions"
-    " WHERE rule = ? GROUP BY substr(target, 1, instr(target || '/', '/') - 1)) GROUP BY worst"
+    " WHERE rule = ? GROUP BY substr(target, 1, instr(target || '/', '/') - 1)) AS traces GROUP BY worst"
 )
 
 
-class WorkerReports(Backend):
+_WORKER_COLUMNS = ("holder", "project", "seen_ns", "data")
+
+
+class WorkerReports(ControlOperationsBase):
     """Operations of `ControlStore` on monitor workers and the progress of rules."""
 
     @write_operation
-    def report(self, db: sqlite3.Connection, /, worker: WorkerReport) -> None:
-        now = self._file.clock.keep(db)
-        key = f"{worker.holder} {worker.project}"  # a worker sends one report per project
-        db.execute("DELETE FROM workers WHERE seen_ns < ? OR holder = ?", (now - REPORT_LIFETIME_NS, key))
-        db.execute("INSERT INTO workers VALUES (?,?,?,?)", (key, worker.project, now, encode_record(worker)))
+    def report(self, db: WriteConnection, /, worker: WorkerReport) -> None:
+        now = self._database.clock.keep(db)
+        # A worker sends one report per project
+        row = (f"{worker.holder} {worker.project}", worker.project, now, encode_record(worker))
+        insert_many(db, "workers", _WORKER_COLUMNS, [row], build_upsert_clause(_WORKER_COLUMNS))
+        old = "SELECT holder FROM workers WHERE seen_ns < ?/*pg FOR UPDATE SKIP LOCKED*/"
+        db.execute(f"DELETE FROM workers WHERE holder IN ({old})", (now - REPORT_LIFETIME_NS,))
 
     @read_operation
-    def workers(self, db: sqlite3.Connection, /) -> list[WorkerReport]:
+    def workers(self, db: Connection, /) -> list[WorkerReport]:
         """Return the newest report of each worker within the last day."""
         sql = "SELECT data, seen_ns FROM workers WHERE seen_ns >= ? ORDER BY holder"
-        rows = db.execute(sql, (self._file.clock.now() - REPORT_LIFETIME_NS,)).fetchall()
+        rows = db.execute(sql, (self._database.clock.now() - REPORT_LIFETIME_NS,)).fetchall()
         return [replace(decode_record(WorkerReport, row[0]), seen_ns=row[1]) for row in rows]
 
     @read_operation
-    def count_outcomes(self, db: sqlite3.Connection, /, rule: Rule) -> dict[str, int]:
+    def count_outcomes(self, db: Connection, /, rule: Rule) -> dict[str, int]:
         """Return the number of traces of a rule version by verdict. If a trace has several targets, the worst verdict
         counts.
         """
         id = _find_rule_id(db, rule)
         rows = db.execute(_COUNT_BY_TRACE if rule.target in ("span", "document") else _COUNT_BY_ROW, (id,)).fetchall()
-        sums = db.execute("SELECT total(filtered), total(sampled_out) FROM counts WHERE rule = ?", (id,)).fetchone()
+        sums = db.execute(
+            "SELECT coalesce(sum(filtered), 0), coalesce(sum(sampled_out), 0) FROM counts WHERE rule = ?", (id,)
+        ).fetchone()
         return {**dict(zip(COUNTED_OUTCOMES, map(int, sums), strict=True)), **dict(rows)}
 
     @read_operation
-    def count_open_decisions(self, db: sqlite3.Connection, /, rule: Rule, before_ns: int) -> int:
+    def count_open_decisions(self, db: Connection, /, rule: Rule, before_ns: int) -> int:
         """Return the number of decisions of a version, made before a time, whose target is not scored yet."""
         sql = (
             "SELECT count(*) FROM decisions WHERE rule = ? AND verdict IN ('waiting', 'throttled', 'running')"
@@ -446,13 +456,13 @@ class WorkerReports(Backend):
         return int(db.execute(sql, (_find_rule_id(db, rule), before_ns)).fetchone()[0])
 
     @read_operation
-    def list_failures(self, db: sqlite3.Connection, /, rule: Rule) -> Sequence[Decision]:
+    def list_failures(self, db: Connection, /, rule: Rule) -> Sequence[Decision]:
         """Return the latest failed decisions of a version, newest first."""
         sql = f"{SELECT_DECISIONS} WHERE d.rule = ? AND d.verdict = 'failed' ORDER BY d.id DESC LIMIT ?"
         return [decision_from_row(row) for row in db.execute(sql, (_find_rule_id(db, rule), SHOWN_FAILURES))]
 
 
-def _find_rule_id(db: sqlite3.Connection, rule: Rule) -> int | None:
+def _find_rule_id(db: Connection, rule: Rule) -> int | None:
     sql = "SELECT id FROM rules WHERE project = ? AND name = ? AND version = ?"
     row = db.execute(sql, (rule.project, rule.name, rule.version)).fetchone()
     return int(row[0]) if row else None

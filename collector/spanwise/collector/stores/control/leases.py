@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import TypeAlias
@@ -10,8 +9,14 @@ from typing import TypeAlias
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Claim, ClaimResult, Decision, Lease
 from spanwise.collector.stores.backends import FinishPlan
-from spanwise.collector.stores.sqlite.control.backfills import find_claimable, settle_backfill, settle_cancelled
-from spanwise.collector.stores.sqlite.control.decision_rows import (
+from spanwise.collector.stores.control.backfills import find_claimable, settle_backfill, settle_cancelled
+from spanwise.collector.stores.control.control_database import (
+    ControlOperationsBase,
+    WriteConnection,
+    read_operation,
+    write_operation,
+)
+from spanwise.collector.stores.control.decision_rows import (
     OPEN_OUTCOMES,
     SELECT_ROWS,
     DecisionRow,
@@ -19,53 +24,48 @@ from spanwise.collector.stores.sqlite.control.decision_rows import (
     make_decision,
     update_rows,
 )
-from spanwise.collector.stores.sqlite.control.decisions import expire_over_budget
-from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
-from spanwise.collector.stores.sqlite.database.score_sum_schema import record_decisions
-from spanwise.collector.stores.sqlite.database.table_rows import dumps, select_many
-from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+from spanwise.collector.stores.control.decisions import expire_over_budget
+from spanwise.collector.stores.control.rule_versions import STAYS_IN_FORCE, find_active_rule
+from spanwise.collector.stores.table_rows import Connection, dumps, select_many
 
 MAX_LEASE_SECONDS = 10 * 365 * 86_400.0
 
 
-class Leases(Backend):
+class Leases(ControlOperationsBase):
     """Lease operations of `ControlStore`."""
 
     @write_operation
-    def acquire(self, db: sqlite3.Connection, /, name: str, holder: str, seconds: float) -> Lease | None:
-        now = self._file.clock.keep(db)
+    def acquire(self, db: WriteConnection, /, name: str, holder: str, seconds: float) -> Lease | None:
+        db.lock("lease", name)
+        now = self._database.clock.keep(db)
         row = db.execute("SELECT holder, token FROM leases WHERE name = ? AND expires_ns > ?", (name, now)).fetchone()
         if row and row[0] != holder:
             return None
-        token = row[1] if row else issue_tokens(db, 1)[0]
+        token = row[1] if row else db.issue_numbers(1)[0]
         lease = Lease(name=name, holder=holder, expires_ns=compute_expiry(now, seconds), token=token)
-        db.execute("DELETE FROM leases WHERE expires_ns <= ? OR name = ?", (now, name))
-        db.execute("INSERT INTO leases VALUES (?,?,?,?)", (name, holder, lease.expires_ns, token))
+        expired = "SELECT name FROM leases WHERE expires_ns <= ?/*pg FOR UPDATE SKIP LOCKED*/"
+        db.execute(f"DELETE FROM leases WHERE name = ? OR name IN ({expired})", (name, now))
+        sql = "INSERT INTO leases (name, holder, expires_ns, token) VALUES (?,?,?,?)"
+        db.execute(sql, (name, holder, lease.expires_ns, token))
         return lease
 
     @write_operation
-    def release(self, db: sqlite3.Connection, /, name: str, holder: str) -> bool:
+    def release(self, db: WriteConnection, /, name: str, holder: str) -> bool:
         sql = "DELETE FROM leases WHERE name = ? AND holder = ? RETURNING expires_ns"
         return self._was_held(db.execute(sql, (name, holder)).fetchone())
 
     @read_operation
-    def leases(self, db: sqlite3.Connection, /) -> list[Lease]:
+    def leases(self, db: Connection, /) -> list[Lease]:
         sql = "SELECT name, holder, expires_ns, token FROM leases WHERE expires_ns > ? ORDER BY name"
-        rows = db.execute(sql, (self._file.clock.now(),))
+        rows = db.execute(sql, (self._database.clock.now(),))
         return [Lease(name=row[0], holder=row[1], expires_ns=row[2], token=row[3]) for row in rows]
 
     @write_operation
-    def delete_lease(self, db: sqlite3.Connection, /, name: str) -> bool:
+    def delete_lease(self, db: WriteConnection, /, name: str) -> bool:
         return self._was_held(db.execute("DELETE FROM leases WHERE name = ? RETURNING expires_ns", (name,)).fetchone())
 
     def _was_held(self, row: tuple[int] | None) -> bool:
-        return row is not None and row[0] > self._file.clock.now()  # an expired lease has no holder
-
-
-def issue_tokens(db: sqlite3.Connection, count: int) -> range:
-    """Return `count` new lease numbers. Numbers always rise, and no two leases of any kind have the same number."""
-    last = int(db.execute("UPDATE numbers SET last = last + ? RETURNING last", (count,)).fetchone()[0])
-    return range(last - count + 1, last + 1)
+        return row is not None and row[0] > self._database.clock.now()  # an expired lease has no holder
 
 
 def compute_expiry(now: int, seconds: float) -> int:
@@ -82,19 +82,20 @@ DecisionKey: TypeAlias = tuple[str, str, str, str]  # project, rule, version, ad
 FINAL_OUTCOMES = ("scored", "skipped", "failed")
 _OVER_BUDGET = "due_ns <= ? AND verdict = 'over_budget' ORDER BY created_ns DESC, id DESC"
 _DUE = "due_ns <= ? AND verdict <> 'over_budget' ORDER BY due_ns, id"
-SELECT_OVER_BUDGET = f"{SELECT_ROWS} WHERE rule = ? AND backfill IS NULL AND {_OVER_BUDGET}"
-SELECT_DUE = f"{SELECT_ROWS} WHERE rule = ? AND backfill IS NULL AND {_DUE}"
-SELECT_BACKFILL_OVER_BUDGET = f"{SELECT_ROWS} WHERE backfill = ? AND {_OVER_BUDGET}"
-SELECT_BACKFILL_DUE = f"{SELECT_ROWS} WHERE backfill = ? AND {_DUE}"
+_LEASABLE = "LIMIT ?/*pg FOR NO KEY UPDATE SKIP LOCKED*/"  # without rows that another transaction leases or finishes
+SELECT_OVER_BUDGET = f"{SELECT_ROWS} WHERE rule = ? AND backfill IS NULL AND {_OVER_BUDGET} {_LEASABLE}"
+SELECT_DUE = f"{SELECT_ROWS} WHERE rule = ? AND backfill IS NULL AND {_DUE} {_LEASABLE}"
+SELECT_BACKFILL_OVER_BUDGET = f"{SELECT_ROWS} WHERE backfill = ? AND {_OVER_BUDGET} {_LEASABLE}"
+SELECT_BACKFILL_DUE = f"{SELECT_ROWS} WHERE backfill = ? AND {_DUE} {_LEASABLE}"
 
 
-class DecisionLeases(Backend):
+class DecisionLeases(ControlOperationsBase):
     """Operations of `ControlStore` that lease decisions to workers."""
 
     @write_operation
     def lease_decisions(
         self,
-        db: sqlite3.Connection,
+        db: WriteConnection,
         /,
         rule: str,
         version: str,
@@ -109,10 +110,10 @@ class DecisionLeases(Backend):
 
         Unlike that method, it also returns a row on which three workers have died. Such a row is returned alone.
         """
-        active = find_active_rule(db, project, rule, version)
+        active = find_active_rule(db, project, rule, version, STAYS_IN_FORCE)
         if active is None:
             raise Refused(_superseded_message(project, rule, version))
-        now = self._file.clock.keep(db)
+        now = self._database.clock.keep(db)
         until = compute_expiry(now, seconds)
         if not active.enabled:
             return []
@@ -128,20 +129,17 @@ class DecisionLeases(Backend):
             due = _find_due(db, *selects, job, now, max(0, limit), over_budget)
             if not due:  # rows may have been deleted with their traces
                 settle_backfill(db, job, now)
-        numbers = issue_tokens(db, len(due))
+        numbers = db.issue_numbers(len(due))
         rows = [_leased_row(row, number, holder, until, now) for row, number in zip(due, numbers, strict=True)]
         update_rows(db, rows)
-        # Scores belong to the decision whose lease number is the next one above theirs. So the first lease of a decision
-        # concerns only scores whose own decision was deleted
-        may_be_orphaned = db.execute("SELECT 1 FROM score_decisions_deleted").fetchone() is not None
-        record_decisions(db, [row.id for row in due if row.claim or may_be_orphaned])
+        db.record_leases([(row.id, row.claim) for row in due])
         return [make_decision(row, project, rule, version, backfill) for row in rows]
 
     @write_operation
-    def renew(self, db: sqlite3.Connection, /, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
-        now = self._file.clock.keep(db)
+    def renew(self, db: WriteConnection, /, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
+        now = self._database.clock.keep(db)
         until = compute_expiry(now, seconds)
-        rows_by_key = _find_rows(db, claims)
+        rows_by_key = _find_rows(db, claims, LOCKED_ROWS)
         rows = [(claim, rows_by_key.get(_decision_key(claim))) for claim in claims]
         is_held = [
             row is not None and row.verdict == "running" and row.claim == claim.number and row.holder == holder
@@ -154,7 +152,7 @@ class DecisionLeases(Backend):
         return is_held
 
     @read_operation
-    def plan_finish(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
+    def plan_finish(self, db: Connection, /, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
         """Return how to handle the feedback of each finished lease. Called before `finish_leases`. Raise `Refused` for an
         invalid verdict.
         """
@@ -162,9 +160,10 @@ class DecisionLeases(Backend):
         return [_check_finish(db, finish, rows.get(_decision_key(finish.claim))) for finish in finishes]
 
     @write_operation
-    def finish_leases(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[str]:
+    def finish_leases(self, db: WriteConnection, /, finishes: Sequence[ClaimResult]) -> list[str]:
         """Finish leases as `ControlStore.finish` does, once the feedback is stored."""
-        now, rows = self._file.clock.keep(db), _find_rows(db, [finish.claim for finish in finishes])
+        rows = _find_rows(db, [finish.claim for finish in finishes], LOCKED_ROWS)
+        now = self._database.clock.keep(db)
         changed: dict[DecisionKey, DecisionRow] = {}
         answers = [_finish_decision(db, finish, rows, changed, now) for finish in finishes]
         update_rows(db, list(changed.values()))
@@ -180,7 +179,7 @@ def _superseded_message(project: str, rule: str, version: str) -> str:
 
 
 def _find_due(
-    db: sqlite3.Connection,
+    db: Connection,
     select_due: str,
     select_over_budget: str,
     of: int,
@@ -193,13 +192,13 @@ def _find_due(
     If a worker died on the first due row, return that row alone. Otherwise return rows without deaths: newly due rows
     first, then rows over budget.
     """
-    rows = [DecisionRow(*row) for row in db.execute(f"{select_due} LIMIT ?", (of, now, limit))]
+    rows = [DecisionRow(*row) for row in db.execute(select_due, (of, now, limit))]
     if rows and _count_deaths(rows[0]):
         return rows[:1]
     healthy = [row for row in rows if not _count_deaths(row)]
     left = limit - len(rows) if over_budget is None else min(limit - len(rows), over_budget)
     if left > 0:
-        offered = [DecisionRow(*row) for row in db.execute(f"{select_over_budget} LIMIT ?", (of, now, left))]
+        offered = [DecisionRow(*row) for row in db.execute(select_over_budget, (of, now, left))]
         healthy += [row for row in offered if not row.deaths]
     return healthy
 
@@ -228,14 +227,17 @@ def _decision_key(claim: Claim) -> DecisionKey:
     return claim.project, claim.rule, claim.version, encode_target(claim.project, claim.target)
 
 
-def _find_rows(db: sqlite3.Connection, claims: Iterable[Claim]) -> dict[DecisionKey, DecisionRow]:
+LOCKED_ROWS = "/*pg ORDER BY id FOR NO KEY UPDATE*/"
+
+
+def _find_rows(db: Connection, claims: Iterable[Claim], lock: str = "") -> dict[DecisionKey, DecisionRow]:
     """Return the decision rows of these leases. Leave out those that do not exist or whose rule version is not in
     force.
     """
     by_rule: dict[tuple[str, str, str], set[str]] = {}
     for *named, target in map(_decision_key, claims):
         by_rule.setdefault((named[0], named[1], named[2]), set()).add(target)
-    sql = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s)"
+    sql = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s){lock}"
     rows: dict[DecisionKey, DecisionRow] = {}
     for of, targets in by_rule.items():
         if (rule := find_active_rule(db, *of)) is not None:
@@ -244,7 +246,7 @@ def _find_rows(db: sqlite3.Connection, claims: Iterable[Claim]) -> dict[Decision
     return rows
 
 
-def _check_finish(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow | None) -> FinishPlan:
+def _check_finish(db: Connection, finish: ClaimResult, row: DecisionRow | None) -> FinishPlan:
     if finish.verdict not in (*FINAL_OUTCOMES, *OPEN_OUTCOMES):
         raise Refused(
             f"invalid verdict {finish.verdict!r} of a finished claim; expected one of: {', '.join((*FINAL_OUTCOMES, *OPEN_OUTCOMES))}"
@@ -255,7 +257,7 @@ def _check_finish(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow 
     return FinishPlan(None, row.outcome is None or row.inputs_hash != finish.inputs_hash)
 
 
-def _finish_answer(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow | None) -> str | None:
+def _finish_answer(db: Connection, finish: ClaimResult, row: DecisionRow | None) -> str | None:
     """Return why a finish is refused, or the answer to an earlier finish; None while the lease is valid."""
     claim = finish.claim
     if row is None:
@@ -270,7 +272,7 @@ def _finish_answer(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow
 
 
 def _finish_decision(
-    db: sqlite3.Connection,
+    db: Connection,
     finish: ClaimResult,
     rows: Mapping[DecisionKey, DecisionRow],
     ended: dict[DecisionKey, DecisionRow],

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Delivery, DeliveryOutcome, Notification, NotificationStatus, Page
-from spanwise.collector.stores.sqlite.database.table_rows import (
+from spanwise.collector.stores.control.control_database import (
+    ControlOperationsBase,
+    WriteConnection,
+    read_operation,
+    write_operation,
+)
+from spanwise.collector.stores.table_rows import (
+    Connection,
     decode_record,
     dumps,
     encode_record,
     parse_cursor,
     select_many,
 )
-from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
 MAX_NOTIFICATIONS = 10_000  # older notifications are deleted, unless one of their deliveries is open
 PRUNE_INTERVAL = 100  # notifications added between two deletions of old ones
@@ -34,18 +39,18 @@ _DELETE_OLD = (
 )
 
 
-class Notifications(Backend):
+class Notifications(ControlOperationsBase):
     """Notification operations of `ControlStore`."""
 
     @write_operation
-    def add_notifications(self, db: sqlite3.Connection, /, notifications: Sequence[Notification]) -> None:
+    def add_notifications(self, db: WriteConnection, /, notifications: Sequence[Notification]) -> None:
         """Store notifications to be delivered, as `enqueue_notifications` does."""
         enqueue_notifications(db, notifications)
 
     @read_operation
     def notifications(
         self,
-        db: sqlite3.Connection,
+        db: Connection,
         /,
         *,
         project: str | None = None,
@@ -70,13 +75,13 @@ class Notifications(Backend):
         return Page(items=items, next=f"0.{rows[limit - 1][0]}" if len(rows) > limit and items else None)
 
     @read_operation
-    def count_due_deliveries(self, db: sqlite3.Connection, /) -> Mapping[str, int]:
+    def count_due_deliveries(self, db: Connection, /) -> Mapping[str, int]:
         sql = "SELECT target, count(*) FROM deliveries WHERE next_ns <= ? GROUP BY target"
-        return dict(db.execute(sql, (self._file.clock.now(),)).fetchall())
+        return dict(db.execute(sql, (self._database.clock.now(),)).fetchall())
 
     @read_operation
-    def due_deliveries(self, db: sqlite3.Connection, /, target: str, *, limit: int = 100) -> list[NotificationStatus]:
-        now = self._file.clock.now()
+    def due_deliveries(self, db: Connection, /, target: str, *, limit: int = 100) -> list[NotificationStatus]:
+        now = self._database.clock.now()
         sql = (
             f"SELECT n.data, {_COLUMNS} FROM deliveries d JOIN notifications n ON n.number = d.notification"
             f" WHERE d.target = :target AND {_IS_DUE} ORDER BY d.next_ns, d.notification LIMIT :limit"
@@ -91,7 +96,7 @@ class Notifications(Backend):
     @write_operation
     def record_delivery(
         self,
-        db: sqlite3.Connection,
+        db: WriteConnection,
         /,
         notification: str,
         target: str,
@@ -104,7 +109,7 @@ class Notifications(Backend):
             raise Refused(f"unknown outcome {outcome!r} of a delivery; expected one of: delivered, retry, gave up")
         if not 0 <= retry_s <= MAX_RETRY_SECONDS:
             raise Refused(f"retry_s must be from 0 to {MAX_RETRY_SECONDS:.0f} seconds, got {retry_s!r}")
-        now = self._file.clock.keep(db)
+        now = self._database.clock.keep(db)
         updated = db.execute(
             "UPDATE deliveries SET attempts = attempts + 1, first_ns = coalesce(first_ns, :now), next_ns = :next,"
             " delivered_ns = :delivered, gave_up_ns = :gave_up, error = :error WHERE target = :target"
@@ -129,7 +134,7 @@ _SELECT_DELIVERY = (
 )
 
 
-def enqueue_notifications(db: sqlite3.Connection, notifications: Iterable[Notification]) -> None:
+def enqueue_notifications(db: Connection, notifications: Iterable[Notification]) -> None:
     """Store notifications with one open delivery per target, in the caller's transaction.
 
     In one transaction with the change of state that they report, none is lost if the process is killed. A
@@ -138,7 +143,7 @@ def enqueue_notifications(db: sqlite3.Connection, notifications: Iterable[Notifi
     """
     for one in notifications:
         row = (one.id, one.project, one.alert, encode_record(one))
-        sql = "INSERT INTO notifications (id, project, alert, data) VALUES (?,?,?,?) ON CONFLICT DO NOTHING RETURNING number"
+        sql = "INSERT INTO notifications (id, project, alert, data) VALUES (?,?,?,?) ON CONFLICT (id) DO NOTHING RETURNING number"
         inserted = db.execute(sql, row).fetchone()
         if inserted is None:
             continue

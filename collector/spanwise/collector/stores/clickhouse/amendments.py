@@ -1,0 +1,201 @@
+"""Amendments: fields of runs that arrive outside their spans, before or after them.
+
+An amendment is stored first and applied then. Whoever inserts a span looks for its amendments afterwards, and whoever
+inserts an amendment looks for its span. Of the two, the later one therefore applies it. Applying it twice changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import JSON, Amendment, Feedback, Target
+from spanwise.collector.stores import trace_assembly
+from spanwise.collector.stores.clickhouse import deletion
+from spanwise.collector.stores.clickhouse.database import Database
+from spanwise.collector.stores.clickhouse.span_rows import (
+    MAX_AMENDMENTS,
+    RUN_COLUMNS,
+    SpanRow,
+    decode_amendments,
+    decode_run,
+    encode_amended_row,
+)
+from spanwise.collector.stores.run_codec import Fact, extract_fact
+from spanwise.collector.stores.side_records import (
+    ANY_PROJECT,
+    NO_TRACE,
+    AmendmentTarget,
+    choose_evaluated_call,
+    get_amendment_target,
+)
+from spanwise.collector.stores.table_rows import dumps, loads
+from spanwise.collector.stores.trace_assembly import FEEDBACK_FIELD
+
+if TYPE_CHECKING:
+    from spanwise.collector.stores.clickhouse.span_writer import SpanWriter, StoredTrace
+
+MAX_AMENDED_BYTES = 32 * 1024 * 1024  # size of a run beyond which amendments are refused
+MAX_CANDIDATES = 8  # spans with the same response id
+
+
+class StoredAmendment(NamedTuple):
+    """Row of `amendments`, without `applied`."""
+
+    trace_id: str
+    span_id: str
+    project: str
+    id: str
+    fields: str
+    number: int
+
+
+_COLUMNS = ", ".join(StoredAmendment._fields)
+
+
+def add_amendments(db: Database, writer: SpanWriter, amended: Sequence[Amendment]) -> list[bool]:
+    """Store amendments, and apply those whose run is stored. Return for each whether its run is stored or was deleted.
+
+    Raise `Refused` for invalid fields; then nothing is stored.
+    """
+    encoded = [(get_amendment_target(one), trace_assembly.encode_fields(one.fields)) for one in amended]
+    rows = list[StoredAmendment]()
+    gone = deletion.find_deleted(db, {target.trace_id for target, _ in encoded} - {NO_TRACE})
+    for target, fields in encoded:
+        spans = [target] if target.trace_id != NO_TRACE else _find_calls(db, target, fields) or [target]
+        if target.trace_id not in gone:
+            text = dumps(fields)
+            if len(text) > MAX_AMENDED_BYTES:
+                raise Refused(
+                    f"the amendment of span {target.span_id!r} has {len(text):,} bytes; the limit is {MAX_AMENDED_BYTES:,}"
+                )
+            id = hashlib.sha256(f"{target}{text}".encode()).hexdigest()[:32]
+            rows += [StoredAmendment(*span, id, text, 0) for span in spans]
+    _insert(db, rows)
+    traces = {row.trace_id: None for row in rows if row.trace_id != NO_TRACE}
+    responses = [row.span_id for row in rows if row.trace_id == NO_TRACE]
+    traces.update(dict.fromkeys(call.trace_id for call in _find_by_response(db, responses)))
+    stored = writer.read_stored(traces)
+    apply_waiting(db, writer, stored, stored)
+    writer.summarize(stored, stored, {})
+    present = _find_present(db, rows)
+    return [
+        target.trace_id in gone
+        or target in present
+        or (target.trace_id == NO_TRACE and bool(_find_by_response(db, [target.span_id], target.project)))
+        for target, _ in encoded
+    ]
+
+
+def _insert(db: Database, rows: Sequence[StoredAmendment], *, applied: int = 0) -> None:
+    if rows:
+        # the same amendment sent again keeps its number and its state
+        columns: dict[str, Sequence[Any]] = dict(zip(StoredAmendment._fields, zip(*rows, strict=True), strict=True))
+        if not applied:
+            first = db.floor()
+            columns = {**columns, "number": [first + position for position in range(len(rows))]}
+        db.insert("amendments", {**columns, "applied": [applied] * len(rows)})
+
+
+class _Call(NamedTuple):
+    trace_id: str
+    span_id: str
+    fact: Fact
+
+
+def _find_by_response(db: Database, response_ids: Sequence[str], project: str = ANY_PROJECT) -> list[_Call]:
+    """Return the spans with these response ids, the latest first."""
+    if not response_ids:
+        return []
+    sql = (
+        f"SELECT {RUN_COLUMNS} FROM spans FINAL WHERE response_id IN {{ids:Array(String)}} AND {{project:String}} IN ('', project)"
+        " ORDER BY start_ns DESC LIMIT {most:UInt32} BY response_id"
+    )
+    rows = db.query(sql, {"ids": list(response_ids), "project": project, "most": MAX_CANDIDATES})
+    runs = [decode_run(row) for row in rows]
+    return [_Call(run.trace_id, run.span_id, extract_fact(run)) for run in runs]
+
+
+def _find_calls(db: Database, target: AmendmentTarget, fields: Mapping[str, JSON]) -> list[AmendmentTarget]:
+    """Return the stored spans of a model response; if the amendment has feedback, only the call to which it belongs."""
+    calls = [(call.trace_id, call.fact) for call in _find_by_response(db, [target.span_id], target.project)]
+    if FEEDBACK_FIELD in fields:
+        calls = choose_evaluated_call(target.span_id, calls)
+    return [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in calls]
+
+
+def _find_present(db: Database, rows: Sequence[StoredAmendment]) -> set[AmendmentTarget]:
+    """Return the targets whose span is stored, in a project that the amendment may change."""
+    sql = (
+        "SELECT trace_id, span_id, project FROM spans FINAL"
+        " WHERE trace_id IN {traces:Array(String)} AND span_id IN {spans:Array(String)}"
+    )
+    found = db.query(sql, {"traces": [row.trace_id for row in rows], "spans": [row.span_id for row in rows]})
+    return {AmendmentTarget(*ids, name) for *ids, project in found for name in (project, ANY_PROJECT)}
+
+
+def apply_waiting(
+    db: Database, writer: SpanWriter, trace_ids: Iterable[str], stored: Mapping[str, StoredTrace]
+) -> None:
+    """Apply the amendments of traces that are not part of their stored runs, and store the feedback in them."""
+    ids = list(trace_ids)
+    if not ids or not db.query("SELECT 1 FROM amendments LIMIT 1"):
+        return
+    of_traces = f"SELECT {_COLUMNS}, applied FROM amendments FINAL WHERE trace_id IN {{ids:Array(String)}}"
+    # amendments of model responses, with the spans that have these responses
+    calls = (
+        "SELECT s.trace_id, s.span_id, a.project, a.id, a.fields, a.number, a.span_id FROM amendments AS a FINAL INNER JOIN"
+        " (SELECT trace_id, span_id, response_id FROM spans FINAL WHERE trace_id IN {ids:Array(String)} AND response_id <> '') AS s"
+        " ON a.span_id = s.response_id WHERE a.trace_id = '' AND a.applied = 0"
+    )
+    by_span: dict[tuple[str, str], list[StoredAmendment]] = {}
+    new: dict[StoredAmendment, list[StoredAmendment]] = {}  # not applied yet -> rows to be marked as applied
+    for *row, applied in db.query(of_traces, {"ids": ids}):
+        amendment = StoredAmendment(*row)
+        by_span.setdefault(amendment[:2], []).append(amendment)
+        if not applied:
+            new[amendment] = [amendment]
+    for *row, response_id in db.query(calls, {"ids": ids}):
+        amendment = StoredAmendment(*row)
+        by_span.setdefault(amendment[:2], []).append(amendment)
+        new[amendment] = [amendment, amendment._replace(trace_id=NO_TRACE, span_id=response_id)]
+    feedback, done = list[Feedback](), list[StoredAmendment]()
+    changed: dict[str, dict[str, SpanRow]] = {}
+    for (trace_id, span_id), waiting in by_span.items():
+        [*row, version] = next(iter(writer.read_runs(trace_id, [span_id])), [None])
+        if not row:
+            continue
+        project = extract_fact(decode_run(row)).project
+        allowed = sorted((one for one in waiting if one.project in (ANY_PROJECT, project)), key=lambda one: one.number)
+        target = Target(trace_id=trace_id, span_id=span_id)
+        for amendment in allowed:
+            if amendment in new:
+                done += new[amendment]
+                feedback += trace_assembly.make_feedback(target, loads(amendment.fields).get(FEEDBACK_FIELD, {}))
+        count = max(version & MAX_AMENDMENTS, len(allowed)) + 1
+        if amended := _amend_row(row, [loads(amendment.fields) for amendment in allowed], count):
+            changed.setdefault(trace_id, {})[span_id] = amended
+    writer.insert(changed, stored)
+    writer.put_feedback(feedback)
+    _insert(db, done, applied=1)
+
+
+def _amend_row(row: Sequence[Any], all_fields: Sequence[dict[str, JSON]], count: int) -> SpanRow | None:
+    """Return the stored run with its amendments; None if it has them already. Raise `Refused` if it becomes too large."""
+    earlier = decode_amendments(row)
+    before = earlier[1] if earlier else {}
+    fields = [{name: value for name, value in one.items() if name != FEEDBACK_FIELD} for one in all_fields]
+    merged = trace_assembly.merge_fields(before, *fields)
+    if merged == before:
+        return None
+    run = decode_run(row)
+    sent = earlier[0] if earlier else extract_fact(run).size
+    amended = encode_amended_row(trace_assembly.apply_amendment(run, merged, before), merged, sent, count)
+    if len(amended.payload) > MAX_AMENDED_BYTES:
+        raise Refused(
+            f"amended span {run.span_id!r} would take {len(amended.payload):,} bytes; the limit is {MAX_AMENDED_BYTES:,}"
+        )
+    return amended
