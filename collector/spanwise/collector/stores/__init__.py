@@ -10,6 +10,8 @@ Modules, in the order in which data flows:
 - `side_records`: Records of senders besides runs: amendments, started runs, and reports of processes, as all stores keep
   them.
 - `trace_summary`: Trace summary: definition of a trace's totals (root, tokens, cost, completeness) over all of its spans.
+- `fork_protection`: Protection of connections to a database from forked child processes, which must neither use nor
+  close them.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
 - `rule_feedback`: Feedback of rules: which scores a lease replaces, and which are outdated, by the numbers of the leases.
 - `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
@@ -165,6 +167,7 @@ SHARED_MODULES = [
     "run_codec",
     "search_terms",
     "side_records",
+    "fork_protection",
     "store_interfaces",
     "table_rows",
     "trace_assembly",

@@ -59,12 +59,20 @@ def _find_ended(db: Database, runs: Sequence[OpenRun]) -> set[tuple[str, str]]:
     parameters = QueryParameters()
     traces = parameters.texts({run.trace_id for run in runs})
     spans = parameters.texts({id for run in runs for id in (run.span_id, run.local_root) if id is not None})
-    stored = set(db.query(f"SELECT trace_id, span_id FROM spans WHERE trace_id IN {traces} AND span_id IN {spans}", parameters))
-    settled = {row[0] for row in db.query(f"SELECT trace_id FROM traces FINAL WHERE trace_id IN {traces} AND complete = 1", parameters)}
+    stored = set(
+        db.query(f"SELECT trace_id, span_id FROM spans WHERE trace_id IN {traces} AND span_id IN {spans}", parameters)
+    )
+    settled = {
+        row[0]
+        for row in db.query(
+            f"SELECT trace_id FROM traces FINAL WHERE trace_id IN {traces} AND complete = 1", parameters
+        )
+    }
     return {
         (run.trace_id, run.span_id)
         for run in runs
-        if (run.trace_id, run.span_id) in stored or (run.trace_id in settled and (run.trace_id, run.local_root) in stored)
+        if (run.trace_id, run.span_id) in stored
+        or (run.trace_id in settled and (run.trace_id, run.local_root) in stored)
     }
 
 
@@ -177,7 +185,9 @@ class Destinations:
         found = {
             (call.project, call.route or "")
             for fact in facts
-            if fact.route == "" and (call := calls.get(fact.parent_id or "")) is not None and call.project == fact.project
+            if fact.route == ""
+            and (call := calls.get(fact.parent_id or "")) is not None
+            and call.project == fact.project
         }
         new = [(project, name) for project, name in found if name not in self._known.get(project, ())]
         if new:

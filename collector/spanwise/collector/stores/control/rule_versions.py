@@ -240,7 +240,7 @@ NO_OTHER_DECIDES = "/*pg FOR NO KEY UPDATE*/"  # and no other transaction moves 
 def find_active_rule(db: Connection, project: str, name: str, version: str, lock: str = "") -> ActiveRule | None:
     """Return the version of a rule if it is in force, else None; `lock` is one of the clauses above."""
     sql = (
-        "SELECT id, cursor, token, off, json_extract(data, '$.enabled') FROM rules"
+        "SELECT id, cursor, token, off, CAST(json_extract(data, '$.enabled') AS BIGINT) FROM rules"
         f" WHERE project = ? AND name = ? AND version = ? AND state = 'in force'{lock}"
     )
     row = db.execute(sql, (project, name, version)).fetchone()

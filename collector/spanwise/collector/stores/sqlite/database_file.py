@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from spanwise.collector.address_parsing import check_database_path
 from spanwise.collector.errors import Halted, Refused
+from spanwise.collector.stores.fork_protection import OwnerProcess, protect_from_fork
 from spanwise.collector.stores.sqlite.database.connections import (
     Reader,
     ReaderPool,
@@ -28,8 +29,6 @@ from spanwise.collector.stores.sqlite.database.connections import (
 from spanwise.collector.stores.sqlite.database.file_lock import (
     FileLock,
     FileWatch,
-    OwnerProcess,
-    protect_from_fork,
     real_path,
 )
 from spanwise.collector.stores.sqlite.database.group_commit import DiskReserve, WriteJob, Writer

@@ -11,7 +11,6 @@ from spanwise.collector.records import Alert, normalize_feedback
 from spanwise.collector.stores.backends import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
 from spanwise.collector.stores.sqlite.database.score_sum_schema import mark_score_sums_stale
-from spanwise.collector.stores.table_rows import decode_record, select_many
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping
 from spanwise.collector.stores.sqlite.write.feedback_table import (
@@ -22,6 +21,7 @@ from spanwise.collector.stores.sqlite.write.feedback_table import (
 )
 from spanwise.collector.stores.sqlite.write.run_codec import encode
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
+from spanwise.collector.stores.table_rows import decode_record, select_many
 
 # An import assigns change numbers from here on, until it restores the original ones, which are all lower
 TEMPORARY_CHANGES = 2**62

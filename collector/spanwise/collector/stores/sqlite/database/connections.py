@@ -24,8 +24,8 @@ from spanwise.collector.errors import Closed, Halted, Refused, StoreError, Unava
 from spanwise.collector.formatting import error_group
 from spanwise.collector.records import JSON, Run
 from spanwise.collector.request_context import CURRENT_QUERY, CancellableQuery
+from spanwise.collector.stores.fork_protection import OwnerProcess
 from spanwise.collector.stores.run_codec import SPAN_COLUMN_COUNT, Fact, decode_run, extract_fact
-from spanwise.collector.stores.sqlite.database.file_lock import OwnerProcess
 from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, PAGE_SIZE, migrate
 from spanwise.collector.stores.sqlite.write.run_codec import PayloadDecoder
 from spanwise.collector.stores.table_rows import iterate_rows, loads, select_many

@@ -17,48 +17,13 @@ import struct
 import sys
 import threading
 import time
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from spanwise.collector.errors import Closed, Halted, Refused
+from spanwise.collector.errors import Halted, Refused
 
 # Inter-process lock: one process may write the database; forked children do not inherit it.
-
-_open_holders: weakref.WeakSet[object] = weakref.WeakSet()
-# Kept referenced forever: a connection that was in use during the fork cannot be closed.
-_inherited_holders: list[object] = []
-
-
-def protect_from_fork(holder: object) -> None:
-    """Prevent forked children from using or closing the connections that `holder` refers to."""
-    _open_holders.add(holder)
-
-
-os.register_at_fork(after_in_child=lambda: _inherited_holders.extend(_open_holders))
-
-
-class OwnerProcess:
-    """Process that opened a resource, to detect use after a fork."""
-
-    __slots__ = ("pid",)
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-
-    def check(self) -> None:
-        """Raise `Closed` in a fork of that process: there, threads that no longer exist may hold locks."""
-        if os.getpid() != self.pid:
-            raise Closed(
-                f"this store was opened by process {self.pid}, a parent of this process; after a fork, open the store"
-                " again with connect()"
-            )
-
-    @property
-    def is_here(self) -> bool:
-        return os.getpid() == self.pid
-
 
 FORKED_MESSAGE = (
     "{!r} was open in a parent of this process before the fork, and SQLite cannot open it again in a forked process;"

@@ -28,8 +28,9 @@ from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from spanwise.collector.errors import Closed, Halted, StoreError, Unavailable
+from spanwise.collector.stores.fork_protection import OwnerProcess, protect_from_fork
 from spanwise.collector.stores.sqlite.database.connections import is_disk_full, translate_error
-from spanwise.collector.stores.sqlite.database.file_lock import PRIVATE_MODE, FileWatch, OwnerProcess, protect_from_fork
+from spanwise.collector.stores.sqlite.database.file_lock import PRIVATE_MODE, FileWatch
 from spanwise.collector.stores.sqlite.maintenance.integrity import file_size
 from spanwise.collector.stores.sqlite.write.run_codec import Batch
 
