@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,8 +25,9 @@ from spanwise.collector.import_export import (
     open_target,
     summarize,
 )
-from spanwise.collector.records import Feedback, Target
-from spanwise.collector.stores.control_tables import CONTROL_TABLES
+from spanwise.collector.records import Feedback, Rule, Target
+from spanwise.collector.stores import open_backends
+from spanwise.collector.stores.control.control_tables import CONTROL_TABLES
 from spanwise.collector.stores.sqlite import SQLiteStore, open_snapshot
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden" / "database.db"
@@ -97,6 +98,26 @@ def test_a_copy_of_a_file_from_before_the_product_was_renamed_is_equal(tmp_path:
     SQLiteStore(source).close()  # migrates it
     copy(source, target)
     assert exported(target) == exported(source)
+    assert positions(target) == positions(source)
+
+
+@pytest.mark.process
+def test_a_copy_to_postgresql_and_back_is_equal(
+    source: Path, target: Path, tmp_path: Path, empty_database: str
+) -> None:
+    state = tmp_path / "state"
+    with closing(cast(Any, open_backends(str(tmp_path / "between.db"), empty_database))) as between:
+        with open_source(str(source), None) as opened:
+            copy_store(opened, between, state, quiet)
+        between.save_rule(Rule(name="later", version="1", evaluators=({"key": "k"},)))
+        between.delete_rule("later")
+        with open_target(str(target), None) as empty:
+            copy_store(between, empty, state, quiet)
+    before, after = table_rows(source), table_rows(target)
+    assert [row for row in after.pop("rules") if "later" not in str(row)] == before.pop("rules")
+    assert [row for row in after.pop("settings") if "later" not in str(row)] == before.pop("settings")
+    assert [row for row in after.pop("audit") if "later" not in str(row)] == before.pop("audit")
+    assert after == before
     assert positions(target) == positions(source)
 
 

@@ -29,7 +29,7 @@ from spanwise.collector.address_parsing import check_database_path, hide_passwor
 from spanwise.collector.errors import Refused
 from spanwise.collector.record_corrections import DAY_NS
 from spanwise.collector.stores.backends import DeletedTraces, NumberedFeedback, TraceCopy, TracePosition
-from spanwise.collector.stores.control_tables import CONTROL_TABLES, ControlTables, Row
+from spanwise.collector.stores.control.control_tables import CONTROL_TABLES, ControlTables, Row
 
 T = TypeVar("T")
 TRACES_PER_STEP, FEEDBACK_PER_STEP, ROWS_PER_STEP = 500, 1000, 1000
@@ -137,6 +137,7 @@ def copy_store(source: CopyEnd, target: CopyEnd, state_file: Path, report: Repor
     latest = source.latest_change()
     for table in CONTROL_TABLES:
         latest = max(latest, _copy_table(source.control_tables, target.control_tables, table, report))
+    target.control_tables.finish_import(source.control_tables.read_lease_number())
     target.trace_copy.finish_import(latest, source.trace_copy.read_identity())
     here, there = summarize(source, report), summarize(target, report)
     if differences := here.find_differences(there):

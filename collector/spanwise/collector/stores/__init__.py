@@ -20,7 +20,6 @@ Modules, in the order in which data flows:
   audit trail.
 - `cluster_store`: Cluster store: traces in ClickHouse and control records in PostgreSQL, shared by any number of
   processes.
-- `control_tables`: Tables of a control backend as rows, for copies between databases: names, keys, export and import.
 - `search_terms`: Search terms of all backends: texts in a JSON value, tokens of Chinese, Japanese and Korean text, terms
   of a search.
 - `trace_assembly`: Assembly of traces: amendments merged into runs, the tree of runs, derived inputs and outputs of
@@ -160,7 +159,6 @@ __all__ = [
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "backends",
-    "control_tables",
     "decision_explanation",
     "flat_tables",
     "rule_feedback",

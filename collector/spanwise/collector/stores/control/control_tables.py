@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from spanwise.collector.stores.control.control_database import ControlDatabase, WriteConnection
+from spanwise.collector.stores.table_rows import Connection
 
 # Columns of the primary key by table. The order is that of a copy: rules come last but for decisions, so that a copy that
 # was interrupted has no rule without its datasets and budgets
@@ -33,28 +36,36 @@ CONTROL_TABLES: Mapping[str, Sequence[str]] = {
     "settings": ("id",),
     "rules": ("id",),
     "leases": ("name",),
-    "numbers": ("last",),
 }
 
 Row = tuple[Any, ...]
 
 
-class TableDatabase(Protocol):
-    """Database of control tables: SQLite or PostgreSQL."""
-
-    def read(self) -> AbstractContextManager[Any]:
-        """Return a reader in one snapshot, whose attribute `db` executes SQL with `?` as parameters."""
-
-    def write(self, action: Callable[[Any], Any], /) -> Any:
-        """Run an action in a transaction."""
-
-
-class ControlTables:
+class ControlTables(ABC):
     """Tables of a control backend. Both engines have the same tables, columns and ids, so rows need no conversion."""
 
-    def __init__(self, database: TableDatabase, list_columns: Callable[[Any, str], Sequence[str]]) -> None:
-        """Create the view of the tables. `list_columns` returns the names of a table's columns, given a connection."""
-        self._database, self._list_columns = database, list_columns
+    def __init__(self, database: ControlDatabase) -> None:
+        self._database = database
+
+    @abstractmethod
+    def _list_columns(self, db: Connection, table: str) -> Sequence[str]:
+        """Return the names of a table's columns."""
+
+    @abstractmethod
+    def _read_lease_number(self, db: Connection) -> int: ...
+
+    @abstractmethod
+    def _restore_numbers(self, db: WriteConnection, lease_number: int) -> None:
+        """Continue with the lease numbers after `lease_number`, and with ids after those that were imported."""
+
+    def read_lease_number(self) -> int:
+        """Return the latest number of a lease."""
+        with self._database.read() as reader:
+            return self._read_lease_number(reader.db)
+
+    def finish_import(self, lease_number: int) -> None:
+        """Continue with the lease numbers after `lease_number`, once all tables are imported."""
+        self._database.write(lambda db: self._restore_numbers(db, lease_number))
 
     def columns(self, table: str) -> list[str]:
         """Return the names of a table's columns, in alphabetical order."""
@@ -86,7 +97,7 @@ class ControlTables:
         sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
         values = [tuple(row) for row in rows]
 
-        def put(db: Any) -> None:
+        def put(db: WriteConnection) -> None:
             if first:
                 db.execute(f"DELETE FROM {table}")
             if values:
