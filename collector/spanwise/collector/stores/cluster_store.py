@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 MAINTENANCE_LEASE = "maintenance"  # name of the lease; one collector at a time deletes what retention rules expire
 MAINTENANCE_INTERVAL_S = 3600.0
 RETRY_S = 60.0  # seconds until maintenance that the store did not allow is tried again
+WATCH_INTERVAL_S, MAX_ANSWER_AGE_S = 2.0, 15.0
 CLICKHOUSE, POSTGRESQL = "clickhouse", ("postgresql", "postgres")  # schemes of URLs
 _log = logging.getLogger("spanwise.collector")
 
@@ -45,6 +47,7 @@ class ClusterStore(CombinedStore):
         super().__init__(traces, control)
         self._file, self._times = file, (maintenance_s, retry_s)
         self._maintenance: _Maintenance | None = None
+        self._watch: _Watch | None = None
 
     @property
     def is_exclusive(self) -> bool:
@@ -61,9 +64,9 @@ class ClusterStore(CombinedStore):
         """Publish the URL of this collector, and start hourly maintenance; None withdraws it and stops maintenance."""
         if self._file is not None:
             self._file.announce(url)
-        if self._maintenance is not None:
-            self._maintenance.stop()
-        self._maintenance = _Maintenance(self, *self._times) if url is not None else None
+        self._stop_threads()
+        if url is not None:
+            self._maintenance, self._watch = _Maintenance(self, *self._times), _Watch(self._check)
 
     def health(self) -> Mapping[str, float]:
         """Return metrics of both backends by name. `writable` is 0 while nothing can be stored."""
@@ -71,7 +74,13 @@ class ClusterStore(CombinedStore):
         return {**_ask(self._traces, "health", {}), **of_control, "writable": int(self.trouble() is None)}
 
     def trouble(self) -> str | None:
-        """Return the reason why nothing can be stored now, without addresses; None if writing works."""
+        """Return the reason why nothing can be stored now, without addresses; None if writing works.
+
+        While this store is served, a thread asks the databases, and the answer takes no time.
+        """
+        return self._check() if self._watch is None else self._watch.trouble()
+
+    def _check(self) -> str | None:
         reason: str | None = _ask(self._traces, "trouble", None)
         if reason is not None:
             return reason
@@ -79,10 +88,14 @@ class ClusterStore(CombinedStore):
 
     def close(self) -> None:
         """Write queued jobs, then close both backends. Repeated calls do nothing."""
-        if self._maintenance is not None:
-            self._maintenance.stop()
-            self._maintenance = None
+        self._stop_threads()
         super().close()
+
+    def _stop_threads(self) -> None:
+        for thread in (self._maintenance, self._watch):
+            if thread is not None:
+                thread.stop()
+        self._maintenance = self._watch = None
 
     def __repr__(self) -> str:
         return f"ClusterStore({self.where!r})"
@@ -92,6 +105,33 @@ def _ask(backend: object, name: str, default: Any) -> Any:
     """Return the result of an operation that not every backend has."""
     operation = getattr(backend, name, None)
     return default if operation is None else operation()
+
+
+class _Watch:
+    """Thread that asks the databases every `WATCH_INTERVAL_S` seconds whether something can be stored."""
+
+    def __init__(self, check: Callable[[], str | None]) -> None:
+        self._check, self._stopped = check, threading.Event()
+        self._found, self._at = self._check(), time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="spanwise-health", daemon=True)
+        self._thread.start()
+
+    def trouble(self) -> str | None:
+        """Return the latest answer; a reason if there is no recent one."""
+        is_recent = time.monotonic() - self._at < MAX_ANSWER_AGE_S
+        return self._found if is_recent or self._found is not None else "the databases do not answer"
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(WATCH_INTERVAL_S):
+            try:
+                self._found = self._check()
+            except Exception as error:  # the thread must survive whatever a driver raises
+                self._found = f"the databases do not answer: {type(error).__name__}"
+            self._at = time.monotonic()
 
 
 class _Maintenance:
