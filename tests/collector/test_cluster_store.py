@@ -157,8 +157,6 @@ def test_a_served_store_is_pruned_by_its_rules(tmp_path: Path) -> None:
         store.announce("http://127.0.0.1:1")
         until(lambda: [trace.name for trace in store.traces()] == ["new"])
         store.announce(None)
-        store.append([run("old")])
-        assert [lease.name for lease in store.leases()] == ["maintenance"]
 
 
 def test_of_two_processes_one_applies_the_rules(tmp_path: Path) -> None:
