@@ -40,6 +40,13 @@ from spanwise.evaluators import Judge, evaluator, judge, monitor
 def short(outputs) -> bool:
     return len(str(outputs)) < 500
 
+@evaluator
+def slow(outputs) -> bool:
+    import time
+
+    time.sleep(1)
+    return True
+
 """
 JUDGE = "judge('polite', 'Polite? {outputs}', judge=Judge(model='m', base_url=URL, api_key='k', concurrency=%d))"
 COMMAND = [sys.executable, "-c", "from spanwise.cli import main; main()"]

@@ -6,6 +6,9 @@ difference with its 95 % interval. `one` is a single measurement, as JSON.
 
 `python benchmarks/score_sums.py month [--traces 300000] [--spans 10] [--turns 5]` makes a file with 30 days of scored
 traces, and prints the CPU time and the duration of weighted charts over them. `--keep FILE` keeps and reuses the file.
+
+`python benchmarks/score_sums.py measures [--traces 300000]` stores a day of traces and an alert on their latency. It
+prints the CPU time of looks at the alert: the first one, one after a restart, and later ones, per new trace.
 """
 
 from __future__ import annotations
@@ -200,6 +203,52 @@ def measure_month(path: Path) -> None:
             print(f"{name}: CPU {statistics.median(cpu):.1f} ms, duration {statistics.median(wall):.1f} ms")
 
 
+def measure_measures(traces: int) -> None:
+    """Print the CPU time of the sums of a measure of traces."""
+    from spanwise.collector.records import Alert, Run
+    from spanwise.collector.stores.sqlite import SQLiteStore
+
+    hour = 3_600 * 10**9
+    traces -= traces % 12_000  # whole batches in an hour
+    start, spacing, per_hour = 500_000 * hour, 24 * hour // traces, traces // 24
+
+    def make_runs(first: int, count: int) -> list[Run]:
+        starts = (start + place * spacing for place in range(first, first + count))
+        return [
+            Run(trace_id=f"{at:032x}", span_id="1" * 16, name="answer", start_ns=at, end_ns=at + 10**9, status="ok")
+            for at in starts
+        ]
+
+    def look(store: SQLiteStore, hours: int) -> float:
+        before = time.process_time()
+        window = {"since_ns": start + hours * hour, "until_ns": start + (24 + hours) * hour, "block_s": 3_600}
+        sums = store.measure_sums("latency_ms > 8000", **window)  # type: ignore[arg-type]
+        seconds = time.process_time() - before
+        assert sum(each.n for each in sums) == traces
+        return seconds
+
+    def write(store: SQLiteStore, first: int, count: int) -> float:
+        batches = [make_runs(at, 500) for at in range(first, first + count, 500)]
+        before = time.process_time()
+        for batch in batches:
+            store.append(batch)
+        return (time.process_time() - before) / count
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spanwise.db"
+        with SQLiteStore(path) as store:
+            write(store, 0, traces - per_hour)
+            without = write(store, traces - per_hour, per_hour)
+            store.save_alert(Alert(name="slow", measure="latency_ms > 8000", above=0.5))
+            print(f"first look: {look(store, 0):.3f} s for {traces:,} traces")
+        with SQLiteStore(path) as store:
+            print(f"look after a restart: {1e3 * look(store, 0):.2f} ms")
+            with_sums = write(store, traces, per_hour)
+            seconds = look(store, 1)
+            print(f"later look: {1e6 * seconds / per_hour:.2f} µs per new trace, {1e3 * seconds:.2f} ms")
+            print(f"writing a trace: {1e6 * without:.1f} µs without the alert, {1e6 * with_sums:.1f} µs with it")
+
+
 def run(tree: Path, options: argparse.Namespace) -> dict[str, float]:
     """Measure a tree in a process of its own."""
     path = os.pathsep.join(str(tree / folder) for folder in FOLDERS)
@@ -218,7 +267,7 @@ def interval(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost", "one", "month"))
+    parser.add_argument("what", choices=("cost", "one", "month", "measures"))
     parser.add_argument("--before", type=Path)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--traces", type=int)
@@ -227,7 +276,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--keys", type=int, default=1)
     options = parser.parse_args()
-    options.traces = options.traces or (300_000 if options.what == "month" else 3_000)
+    options.traces = options.traces or (300_000 if options.what in ("month", "measures") else 3_000)
+    if options.what == "measures":
+        measure_measures(options.traces)
+        return
     if options.what == "month":
         with tempfile.TemporaryDirectory() as folder:
             path = options.keep or Path(folder) / "spanwise.db"

@@ -89,7 +89,10 @@ def installed_by(requirements):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("folder", "extras"), [("tracer", []), ("collector", ["server"]), ("cli", ["server", "mcp"])])
+@pytest.mark.parametrize(
+    ("folder", "extras"),
+    [("tracer", []), ("collector", ["server", "clickhouse", "postgres"]), ("cli", ["server", "mcp"])],
+)
 def test_what_is_imported_is_installed(folder, extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]

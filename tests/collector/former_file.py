@@ -11,7 +11,7 @@ from spanwise.collector.records import Feedback, Run, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID
 from spanwise.collector.stores.sqlite.database.schema import OLDEST_VERSION, migrate
-from spanwise.collector.stores.sqlite.database.score_sum_schema import SCORE_SUM_TABLES
+from spanwise.collector.stores.sqlite.database.score_sum_schema import MEASURE_TABLE_NAMES, SCORE_SUM_TABLES
 
 TRACE = "1" * 32
 PAGES = 16384  # such files have larger pages than new ones
@@ -83,6 +83,7 @@ UNDO: Mapping[int, Sequence[str]] = {
     ],
     30: ["DROP TABLE spend", "ALTER TABLE bookings DROP COLUMN spend"],
     31: ["ALTER TABLE rules DROP COLUMN paused_by", "ALTER TABLE rules DROP COLUMN paused_ns"],
+    33: [f"DROP TABLE {table}" for table in MEASURE_TABLE_NAMES],
     32: [
         "DROP INDEX feedback_by_project",
         "ALTER TABLE feedback DROP COLUMN project",

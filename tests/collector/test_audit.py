@@ -120,7 +120,7 @@ def test_without_a_server_it_is_the_user_of_the_process(store: SQLiteStore) -> N
 def test_retention_is_named_as_what_it_is(store: SQLiteStore) -> None:
     store.append([run()])
     store.set_retention(Retention(max_bytes=0))
-    store.prune_by_rules()
+    store.run_hourly_jobs()
     assert next((event.action, event.name) for event in store.audit()) == ("prune", "retention")
     store.save_key(key("a"))
     assert store.audit().items[0].name != "retention"

@@ -18,13 +18,14 @@ from collector.conformance_traces import (  # noqa: F401  run here over two file
     test_pruning_by_age,
     test_rules_of_retention_and_space,
 )
-from collector.deciding import on, ruled, slice
-from collector.making import SECOND, run
+from collector.deciding import on, ruled, slice, traced
+from collector.making import SECOND, child, run
+from collector.ruled import KEY, done
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import Experiment, Retention, Target
+from spanwise.collector.records import Decision, Experiment, Feedback, Retention, Target
 from spanwise.collector.stores import CombinedStore, LocalStore, Store
-from spanwise.collector.stores.backends import DeletedTraces
+from spanwise.collector.stores.backends import DeletedTraces, TargetFeedback
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
 from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
 
@@ -85,10 +86,49 @@ def test_the_deletion_of_an_experiment_that_was_cut_off_is_done_by_repeating_it(
     assert store.count() == {"spans": 0, "traces": 0, "feedbacks": 0}
 
 
+def leave_feedback(store: Store) -> Decision:
+    """Let a worker store its feedback, and die before it finishes the lease."""
+    [taken] = store.claim("r", "1", "w", 0.001, limit=1)
+    feedback = Feedback(target=taken.target, key="k", score=1.0, evaluator="k", rule="r", claim=taken.claim)
+    backend = store._traces  # type: ignore[attr-defined]
+    assert backend.replace_rule_feedback([TargetFeedback("r", taken.target, taken.claim, ["k"], [feedback])]) == [True]
+    return taken
+
+
+def test_feedback_of_a_dead_worker_is_deleted_if_its_rule_was_changed_before_anybody_could_finish(store: Store) -> None:
+    ruled(store)
+    [head] = traced(store, 1)
+    store.decide(slice(on(head), upto=head.cursor))
+    leave_feedback(store)
+    store.feedback(head.trace_id, "k", 0.0)
+    remove = store.remove_abandoned_feedback  # type: ignore[attr-defined]
+    assert remove(expired_s=-60) == 0  # the rule is in force: the next lease overwrites the feedback
+    ruled(store, version="2")
+    assert remove() == 0  # it expired just now: the worker may be slow
+    assert remove(expired_s=-60) == 1
+    assert [(each.source, each.rule) for each in store.feedbacks()] == [("human", None)]
+    assert remove(expired_s=-60) == 0
+    assert [each.verdict for each in store.decisions()] == ["superseded"]
+
+
+def test_an_earlier_result_of_a_superseded_rule_stays(store: Store) -> None:
+    ruled(store)
+    [head] = traced(store, 1)
+    store.decide(slice(on(head), upto=head.cursor))
+    done(store, "r", ("scored", 1.0))
+    store.append([child(run(trace_id=head.trace_id))])
+    [again] = [each for each in store.changes(head.cursor).heads if each.trace_id == head.trace_id]
+    store.decide(slice(on(again), after=head.cursor, upto=again.cursor))
+    leave_feedback(store)
+    ruled(store, version="2")
+    assert store.remove_abandoned_feedback(expired_s=-60) == 0  # type: ignore[attr-defined]
+    assert {each.key for each in store.feedbacks()} == {"k", KEY}
+
+
 def test_pruning_by_the_rules_that_are_kept(store: Store) -> None:
     store.append([run("old", project="p"), run("old", project="q"), run("new", project="p", start_ns=2**62)])
     store.set_retention(Retention(project="p", max_age_ns=SECOND))
-    store.prune_by_rules()  # type: ignore[attr-defined]
+    store.run_hourly_jobs()  # type: ignore[attr-defined]
     assert [(one.name, one.project) for one in store.traces()] == [("new", "p"), ("old", "q")]
 
 

@@ -21,16 +21,16 @@ from spanwise.collector.stores.sqlite.database.schema import FILE_VERSION, MIGRA
 from spanwise.collector.stores.sqlite.maintenance import backup_and_recovery
 
 KILLED_AT = """
-import functools, os, signal, sqlite3, sys
-
-class Connection(sqlite3.Connection):
-    def execute(self, sql, *rest):
-        if sys.argv[2] in sql:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().execute(sql, *rest)
-
-sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)
+import os, signal, sqlite3, sys
 from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.write_connection import SQLiteWriteConnection
+
+def execute(self, sql, *rest):
+    if sys.argv[2] in sql:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sqlite3.Connection.execute(self, sql, *rest)
+
+SQLiteWriteConnection.execute = execute
 SQLiteStore(sys.argv[1])
 """
 

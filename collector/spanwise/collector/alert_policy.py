@@ -35,6 +35,9 @@ OPERATIONAL_MEASURES: Mapping[str, tuple[bool, str]] = MappingProxyType(
     }
 )
 GROUPING_FIELDS = ("tag", "model", "environment", "prompt_version", "agent", "name", "user")  # and metadata.KEY
+_UNKEPT_CONDITIONS = frozenset(
+    ("feedback", "document_feedback", "missing", "untried", "failed", "skipped", "text", "complete", "experiments")
+)
 _VERSIONED_FIELDS = (
     *("rule", "key", "label", "measure", "filter", "below", "above", "drop", "no_score_for_s", "window_s", "by"),
     *("sure", "fire_after", "resolve_after"),
@@ -67,6 +70,13 @@ def parse_measure(text: str) -> TraceMeasure:
 def is_operational(alert: Alert) -> bool:
     """Return whether the alert reads the state of the operation, which needs no estimate."""
     return alert.no_score_for_s is not None or alert.measure in OPERATIONAL_MEASURES
+
+
+def has_kept_sums(alert: Alert) -> bool:
+    """Return whether the alert has a measure of traces whose sums a store keeps: one whose conditions only new runs
+    change, and neither feedback nor time.
+    """
+    return alert.measure is not None and not is_operational(alert) and not _UNKEPT_CONDITIONS & {*alert.filter}
 
 
 def get_interval_ns(alert: Alert) -> int:

@@ -38,7 +38,7 @@ class LookResult(NamedTuple):
 
 
 class MeasureCache:
-    """Sums of measures of traces that earlier looks have read, by alert.
+    """Sums of measures of traces that earlier looks have read, by alert, for measures whose sums the store does not keep.
 
     A look reads again only the blocks that ended less than a quarter of an hour ago. Traces that change later count as they were.
     """

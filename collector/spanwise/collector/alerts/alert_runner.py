@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from spanwise.collector.alert_policy import CLOCK_TOLERANCE_NS, get_interval_ns, is_operational
+from spanwise.collector.alert_policy import CLOCK_TOLERANCE_NS, get_interval_ns, has_kept_sums, is_operational
 from spanwise.collector.alerts.alert_look import MeasureCache, look
 from spanwise.collector.alerts.status_changes import apply_look
 from spanwise.collector.errors import Forbidden, StoreError
@@ -117,7 +117,8 @@ class AlertRunner:
         states: Mapping[str | None, AlertGroup] = {
             group.group: group for group in self._store.alert_groups(alert.name, project=alert.project)
         }
-        result = look(self._store, alert, due_ns, states, undecided=undecided, cache=self._cache)
+        cache = None if has_kept_sums(alert) else self._cache
+        result = look(self._store, alert, due_ns, states, undecided=undecided, cache=cache)
         changes = apply_look(self._store, alert, states, result, due_ns)
         is_stored = self._store.record_look(
             AlertResult(

@@ -14,6 +14,7 @@ from spanwise.collector.records import (
     Bucket,
     BudgetUsage,
     ChangePage,
+    Claim,
     ClaimResult,
     ConditionResult,
     Decision,
@@ -28,6 +29,7 @@ from spanwise.collector.records import (
     Rule,
     Run,
     SettingsVersion,
+    Source,
     Target,
     TraceHead,
     TraceSummary,
@@ -250,7 +252,17 @@ class TraceBackend(Protocol):
         Also delete feedback that the rule expires and whose trace never arrived.
         """
 
-    def feedbacks(self, *, limit: int, target: Target) -> Page[Feedback]: ...
+    def feedbacks(
+        self,
+        filter: Filter | None = None,
+        *,
+        key: str | None = None,
+        source: Source | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+        target: Target | None = None,
+        **conditions: object,
+    ) -> Page[Feedback]: ...
 
     def delete_feedback(self, ids: Sequence[str]) -> int: ...
 
@@ -413,6 +425,12 @@ class ControlBackend(Protocol):
 
     def finish_leases(self, finishes: Sequence[ClaimResult]) -> list[str]:
         """Finish leases as `ControlStore.finish` does, once the feedback is stored."""
+
+    def list_abandoned_leases(self, expired_s: float, limit: int = 1000) -> list[Claim]:
+        """Return leases that expired some seconds ago, before their first result, and whose version is not in force."""
+
+    def end_abandoned_leases(self, leases: Sequence[Claim]) -> None:
+        """End leases of `list_abandoned_leases`, so that it returns others."""
 
     def find_probabilities(
         self, rule: str, project: str, version: str | None, scores: Sequence[tuple[Target, int]]

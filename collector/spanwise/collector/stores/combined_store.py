@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,6 +43,7 @@ from spanwise.collector.records import (
     WeightedScore,
     WorkerReport,
     assign_session_project,
+    iterate_pages,
 )
 from spanwise.collector.request_context import CURRENT_ACTOR, Actor, get_current_actor
 from spanwise.collector.rule_policy import (
@@ -157,6 +158,8 @@ class CombinedStore:
       The traces of the evaluators that gave the feedback are deleted with it.
     - Finish of a lease: first its feedback, with the lease number, then the decision. After a crash in between, the
       lease is still valid, and the same finish again, or that of the next lease, corrects both.
+      A rule that is changed in between refuses the finish, and no other follows. `remove_abandoned_feedback` deletes
+      the feedback of such leases.
     - Decisions: those about deleted traces are left out beforehand. A trace that is deleted in between leaves a row,
       which is deleted when its lease is finished.
     - A condition on a dataset is first replaced by the ids of its experiments. Experiments saved meanwhile are not
@@ -278,14 +281,36 @@ class CombinedStore:
         """
         return sum(self._delete("prune", {"rule": rule}, expired) for expired in self._traces.prepare_pruning(rule))
 
-    def prune_by_rules(self) -> None:
-        """Prune by all stored retention rules."""
+    def run_hourly_jobs(self) -> None:
+        """Prune by all stored retention rules, and delete feedback of abandoned leases."""
         before = CURRENT_ACTOR.set(Actor("", "retention", f"process {os.getpid()}"))
         try:
             for rule in self._control.retention():
                 self.prune(rule)
+            self.remove_abandoned_feedback()
         finally:
             CURRENT_ACTOR.reset(before)
+
+    def remove_abandoned_feedback(self, expired_s: float = 3600) -> int:
+        """Delete the feedback of leases that expired some time ago and can never be finished. Return its number.
+
+        A worker stores feedback before it finishes its lease. If it dies in between, and its rule is changed or removed
+        before another worker takes over, the trace has scores that its decision does not know.
+        """
+        count = 0
+        while leases := self._control.list_abandoned_leases(expired_s):
+            for lease in leases:
+                trace_id = lease.target.trace_id
+                about = Filter() if trace_id is None else Filter(trace_ids=(trace_id,))
+                target = lease.target if trace_id is None else None
+                left = [
+                    each.id
+                    for each in iterate_pages(partial(self._traces.feedbacks, about, target=target))
+                    if (each.rule, each.claim) == (lease.rule, lease.number)
+                ]
+                count += self._traces.delete_feedback(left)
+            self._control.end_abandoned_leases(leases)
+        return count
 
     def delete_experiment(self, id: str) -> bool:
         """Delete an experiment with its traces and the feedback on it. Return False if there was none."""

@@ -182,10 +182,10 @@ def _document_feedback(wanted: Iterable[FeedbackCondition], parameters: QueryPar
     found = []
     for key, operator, value in wanted:
         newest = (
-            "SELECT trace_id, argMax(tuple(score, label), tuple(created_ns, number)) AS newest, newest.1 AS score,"
-            f" newest.2 AS label FROM feedback FINAL WHERE {_of_keys([key], parameters)} AND document IS NOT NULL"
-            f" GROUP BY {SLOT_COLUMNS}"
+            "SELECT trace_id, argMax(tuple(score, label), tuple(created_ns, number)) AS newest FROM feedback FINAL"
+            f" WHERE {_of_keys([key], parameters)} AND document IS NOT NULL GROUP BY {SLOT_COLUMNS}"
         )
+        newest = f"SELECT trace_id, newest.1 AS score, newest.2 AS label FROM ({newest})"
         compared = compare(_compared(value), operator, value, parameters)
         found.append(f"t.trace_id IN (SELECT trace_id FROM ({newest}) WHERE {compared})")
     return found

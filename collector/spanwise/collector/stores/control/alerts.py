@@ -289,7 +289,13 @@ def _delete(db: WriteConnection, project: str, name: str, now: int, reason: str)
 
 
 def _update_groupings(db: WriteConnection, before: Alert | None, after: Alert | None) -> None:
-    """Keep the sums of scores per value of the field by which an alert groups them, and no others."""
+    """Keep the sums of scores per value of the field by which an alert groups them, and no others.
+
+    Sums of measures that no alert reads any more are deleted.
+    """
+    if before is not None:
+        rows = db.execute("SELECT data FROM alerts WHERE project = ?", (before.project,))
+        db.remove_measure(before, [decode_record(Alert, row[0]) for row in rows])
     if after is not None and after.rule is not None and after.by is not None:
         db.register_grouping(after.project, after.rule, after.by)
     if before is None or before.rule is None or before.by is None:

@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from spanwise.collector.records import Alert
 from spanwise.collector.stores.table_rows import Connection
 
 T = TypeVar("T")
@@ -65,6 +66,9 @@ class WriteConnection(Connection, Protocol):
 
     def remove_grouping(self, project: str, rule: str, by: str) -> None:
         """Stop keeping the sums of a rule per value of a field."""
+
+    def remove_measure(self, alert: Alert, remaining: Sequence[Alert]) -> None:
+        """Stop keeping the sums of an alert's measure of traces, unless a remaining alert of the project reads them."""
 
 
 class Clock(Protocol):

@@ -20,6 +20,7 @@ from spanwise.collector.stores.control.decision_rows import (
     OPEN_OUTCOMES,
     SELECT_ROWS,
     DecisionRow,
+    decode_target,
     encode_target,
     make_decision,
     update_rows,
@@ -172,6 +173,49 @@ class DecisionLeases(ControlOperationsBase):
         for job in filter(None, {row.backfill for row in changed.values()}):
             settle_backfill(db, job, now)
         return answers
+
+    @read_operation
+    def list_abandoned_leases(self, db: Connection, /, expired_s: float, limit: int = 1000) -> list[Claim]:
+        """Return leases that expired some seconds ago and can no longer be finished.
+
+        Their rule versions are not in force, and their targets have no earlier result.
+        """
+        expired_ns = self._database.clock.now() - int(expired_s * 1e9)
+        found: list[Claim] = []
+        sql = "SELECT id, project, name, version FROM rules WHERE state <> 'in force' ORDER BY id DESC"
+        for rule, project, name, version in db.execute(sql).fetchall():
+            where = "WHERE rule = ? AND verdict = 'running' AND until_ns < ? LIMIT ?"
+            rows = db.execute(f"{SELECT_ROWS} {where}", (rule, expired_ns, limit - len(found))).fetchall()
+            found += [
+                Claim(
+                    project=project,
+                    rule=name,
+                    version=version,
+                    target=decode_target(project, row.target),
+                    number=row.claim,
+                )
+                for row in (DecisionRow(*values) for values in rows)
+                if row.outcome is None
+            ]
+            if len(found) >= limit:
+                break
+        return found
+
+    @write_operation
+    def end_abandoned_leases(self, db: WriteConnection, /, leases: Sequence[Claim]) -> None:
+        """End leases of `list_abandoned_leases`. The rows are waiting again, and remain superseded."""
+        sql = (
+            "UPDATE decisions SET verdict = 'waiting', holder = NULL, until_ns = NULL WHERE verdict = 'running'"
+            " AND target = ? AND claim = ? AND rule = (SELECT id FROM rules WHERE project = ? AND name = ?"
+            " AND version = ? AND state <> 'in force')"
+        )
+        db.executemany(
+            sql,
+            [
+                (encode_target(one.project, one.target), one.number, one.project, one.rule, one.version)
+                for one in leases
+            ],
+        )
 
 
 def _superseded_message(project: str, rule: str, version: str) -> str:

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
 from spanwise.collector.errors import Refused, require_extra
+from spanwise.collector.records import Alert
 
 with require_extra("postgres", "a store on PostgreSQL"):
     import psycopg
@@ -176,6 +177,8 @@ class PostgresConnection:
     def register_grouping(self, project: str, rule: str, by: str) -> None: ...
 
     def remove_grouping(self, project: str, rule: str, by: str) -> None: ...
+
+    def remove_measure(self, alert: Alert, remaining: Sequence[Alert]) -> None: ...
 
 
 def _refuse_surrogates(error: UnicodeEncodeError) -> Refused:

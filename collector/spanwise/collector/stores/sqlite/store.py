@@ -67,9 +67,10 @@ from spanwise.collector.stores.sqlite.maintenance import background_jobs, deleti
 from spanwise.collector.stores.sqlite.maintenance.background_jobs import BackgroundWorker
 from spanwise.collector.stores.sqlite.query import change_feed, record_lists, table_records, trace_queries
 from spanwise.collector.stores.sqlite.rollups import aggregation
-from spanwise.collector.stores.sqlite.score_sums import listed_scores, trace_measures
+from spanwise.collector.stores.sqlite.score_sums import listed_scores
 from spanwise.collector.stores.sqlite.score_sums.bucket_weights import weigh_buckets
-from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes, read_sums
+from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes, read_measure_sums, read_sums
+from spanwise.collector.stores.sqlite.score_sums.trace_measures import MeasureQuery
 from spanwise.collector.stores.sqlite.trace_copy import SQLiteTraceCopy
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
@@ -274,11 +275,8 @@ class SQLiteTraces(Backend):
             list_traces = partial(aggregation.list_scored_traces, reader.db, filter, bucket_ns, group_by, newest)
             yield from listed_scores.list_bucket_scores(reader.db, list_traces)
 
-    @read_operation
     def measure_sums(
         self,
-        db: sqlite3.Connection,
-        /,
         measure: str,
         where: Mapping[str, JSON] | None = None,
         *,
@@ -288,16 +286,8 @@ class SQLiteTraces(Backend):
         block_s: int = 150,
         by: str | None = None,
     ) -> list[ScoreSums]:
-        return trace_measures.sum_measure(
-            db,
-            measure,
-            where or {},
-            project=project,
-            since_ns=since_ns,
-            until_ns=until_ns,
-            block_s=block_s,
-            by=by,
-        )
+        query = MeasureQuery(measure, where or {}, project, since_ns, until_ns, block_s, by)
+        return read_measure_sums(self._file, query)
 
     @read_operation
     def values(
@@ -517,7 +507,7 @@ class SQLiteStore(_Store):
 
     def __init__(self, path: str | Path) -> None:
         self._over(DatabaseFile(path))
-        self._behind = BackgroundWorker(self._file, self.prune_by_rules)
+        self._behind = BackgroundWorker(self._file, self.run_hourly_jobs)
 
     def _over(self, file: DatabaseFile) -> None:
         self.path, self._file, self._origin = file.name, file, file.origin

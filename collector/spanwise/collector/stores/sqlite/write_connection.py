@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 
+from spanwise.collector.records import Alert
 from spanwise.collector.stores.sqlite.database import score_sum_schema
-from spanwise.collector.stores.sqlite.score_sums import sum_tables
+from spanwise.collector.stores.sqlite.score_sums import sum_tables, trace_measures
 
 
 class SQLiteWriteConnection(sqlite3.Connection):
@@ -42,3 +43,6 @@ class SQLiteWriteConnection(sqlite3.Connection):
 
     def remove_grouping(self, project: str, rule: str, by: str) -> None:
         sum_tables.remove_grouping(self, project, rule, by)
+
+    def remove_measure(self, alert: Alert, remaining: Sequence[Alert]) -> None:
+        trace_measures.remove_measure(self, alert, remaining)

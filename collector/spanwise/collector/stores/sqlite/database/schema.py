@@ -21,7 +21,11 @@ from typing import TypeAlias
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID, convert_names
-from spanwise.collector.stores.sqlite.database.score_sum_schema import ADD_SCORE_SUMS, watch_group_fields
+from spanwise.collector.stores.sqlite.database.score_sum_schema import (
+    ADD_SCORE_SUMS,
+    MEASURE_TABLES,
+    watch_group_fields,
+)
 
 log = logging.getLogger("spanwise.collector.migration")
 
@@ -556,6 +560,7 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     29: partial(_run_statements, statements=_SPEND_TABLE),
     30: partial(_run_statements, statements=_PAUSE_COLUMNS),
     31: _add_session_projects,
+    32: partial(_run_statements, statements=MEASURE_TABLES),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 

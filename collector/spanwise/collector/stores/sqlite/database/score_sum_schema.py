@@ -1,11 +1,14 @@
-"""Tables and triggers of the weighted sums of scores (see `stores.sqlite.score_sums`)."""
+"""Tables and triggers of the weighted sums of scores and of measures of traces (see `stores.sqlite.score_sums`)."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
 
+from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores.table_rows import insert_many
+
+_GRAIN_NS = GRAIN_S * 1_000_000_000
 
 # Weighted sums of the scores of rules, contributions to them, and changes that they do not include yet (see
 # `score_sums`). The owner of a contribution is the key of a trace, or `/` and the id of a session
@@ -157,3 +160,44 @@ def record_decisions(db: sqlite3.Connection, ids: Iterable[int]) -> None:
     rows = [(id,) for id in ids]
     for statement in _RECORD_DECISION if rows else ():
         db.executemany(statement, rows)
+
+
+# Sums of measures of traces (see `trace_measures`). A block is a period of `block_s` seconds, counted from the epoch; a row
+# of `measure_blocks` says that the sums of a block are in `measure_sums`. `generation` counts the updates of the sums,
+# which include all changes of the change feed up to `applied`
+MEASURE_TABLES = (
+    "CREATE TABLE trace_measures (id INTEGER PRIMARY KEY, project TEXT NOT NULL, measure TEXT NOT NULL,"
+    " conditions TEXT NOT NULL, field TEXT NOT NULL, block_s INTEGER NOT NULL)",
+    "CREATE UNIQUE INDEX trace_measures_by_name ON trace_measures (project, measure, conditions, field, block_s)",
+    "CREATE TABLE measure_sums (measure INTEGER NOT NULL, block INTEGER NOT NULL, value TEXT NOT NULL, n INTEGER NOT NULL,"
+    " weight REAL NOT NULL, total REAL NOT NULL, weight_squares REAL NOT NULL, products REAL NOT NULL,"
+    " total_squares REAL NOT NULL, PRIMARY KEY (measure, block, value)) WITHOUT ROWID",
+    "CREATE TABLE measure_blocks (measure INTEGER NOT NULL, block INTEGER NOT NULL, PRIMARY KEY (measure, block)) WITHOUT ROWID",
+    "CREATE TABLE measure_state (id INTEGER PRIMARY KEY CHECK (id = 1), applied INTEGER NOT NULL, generation INTEGER NOT NULL)",
+    "INSERT INTO measure_state VALUES (1, 0, 0)",
+    # grains from which traces were deleted or moved, and how often
+    "CREATE TABLE measure_changes (grain INTEGER PRIMARY KEY, count INTEGER NOT NULL)",
+)
+MEASURE_TABLE_NAMES = ("trace_measures", "measure_sums", "measure_blocks", "measure_state", "measure_changes")
+# New runs are found in the change feed; traces that are deleted, or that start at another time, leave a grain
+_LEAVE_GRAIN = (
+    f"UPDATE measure_changes SET count = count + 1 WHERE grain = old.start_ns / {_GRAIN_NS};"
+    f" INSERT INTO measure_changes SELECT old.start_ns / {_GRAIN_NS}, 1 WHERE NOT EXISTS"
+    f" (SELECT 1 FROM measure_changes c WHERE c.grain = old.start_ns / {_GRAIN_NS});"
+)
+_MEASURE_TRIGGERS = {
+    "measured_trace_moved": "AFTER UPDATE OF start_ns ON traces WHEN old.start_ns IS NOT NULL AND new.start_ns IS NOT old.start_ns",
+    "measured_trace_deleted": "AFTER DELETE ON traces WHEN old.start_ns IS NOT NULL",
+}
+
+
+def watch_measured_traces(db: sqlite3.Connection) -> None:
+    """Record from now on which grains lose traces. Files without measures do without."""
+    for name, event in _MEASURE_TRIGGERS.items():
+        db.execute(f"CREATE TRIGGER IF NOT EXISTS {name} {event} BEGIN {_LEAVE_GRAIN} END")
+
+
+def forget_measured_traces(db: sqlite3.Connection) -> None:
+    """Stop recording which grains lose traces."""
+    for name in _MEASURE_TRIGGERS:
+        db.execute(f"DROP TRIGGER IF EXISTS {name}")

@@ -33,7 +33,11 @@ from spanwise.collector.stores.sqlite.database.schema import (
     outdated_file_error,
     read_version,
 )
-from spanwise.collector.stores.sqlite.database.score_sum_schema import SCORE_SUM_TABLES, mark_score_sums_stale
+from spanwise.collector.stores.sqlite.database.score_sum_schema import (
+    MEASURE_TABLE_NAMES,
+    SCORE_SUM_TABLES,
+    mark_score_sums_stale,
+)
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.maintenance import integrity
 from spanwise.collector.stores.sqlite.maintenance.integrity import check_integrity
@@ -306,6 +310,7 @@ REBUILT_TABLES = (
     *("states", "orphans", "local_roots"),
     *ROLLUP_TABLES,
     *SCORE_SUM_TABLES,
+    *MEASURE_TABLE_NAMES,
     *("sums_latencies", "sums_said_of_days"),  # of older files
 )
 

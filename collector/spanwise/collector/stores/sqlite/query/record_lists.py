@@ -503,6 +503,8 @@ def list_sessions(
     where, values = join_conditions(compile_visible_filter(filter))
     if sort:
         page, upto = list_sorted_sessions(db, filter, sort, limit, cursor)
+        if not page.ids:  # SQLite refuses a forced index if it knows that no row can match
+            return Page(items=(), newest=page.newest)
         sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(page.ids)), where=where)
         summed = {row[0]: row for row in db.execute(sql, (*page.ids, upto, *values))}
         found = tuple(_session_from_row(summed[session]) for session in page.ids)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import ScoreSums
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import apply_changes, count_changes
+from spanwise.collector.stores.sqlite.score_sums.trace_measures import (
+    MeasureQuery,
+    find_measure,
+    is_read_by_alert,
+    keep_sums,
+    read_kept_sums,
+    read_measure_state,
+    register_measure,
+    sum_measure,
+)
 from spanwise.collector.stores.sqlite.score_sums.window_sums import read_tables, sum_rows
-from spanwise.collector.stores.weighted_sums import LIVE, SumsQuery
+from spanwise.collector.stores.weighted_sums import GRAIN_NS, LIVE, SumsQuery
 
 MAX_APPLIED = 5_000  # changes that a query applies; if there are more, it reads all rows instead
 CHANGES_PER_TRANSACTION = 500
@@ -42,3 +54,42 @@ def apply_some_changes(file: DatabaseFile) -> bool:
     except StoreError:  # the file is read-only, or the disk is full
         return False
     return True
+
+
+def read_measure_sums(file: DatabaseFile, query: MeasureQuery) -> list[ScoreSums]:
+    """Return the sums of a measure, as `TraceStore.measure_sums` does. Those that an alert reads are kept."""
+    with file.read() as reader:
+        is_new = find_measure(reader.db, query) is None and is_read_by_alert(reader.db, query)
+    if is_new:
+        with suppress(StoreError):  # the file is read-only, or the disk is full
+            file.write(lambda db: register_measure(db, query))
+    with file.read() as reader:
+        db, id = reader.db, find_measure(reader.db, query)
+        if id is None or query.since_ns % query.block_ns or query.until_ns % query.block_ns:
+            return sum_measure(db, query)
+        state = read_measure_state(db)
+        first, last = query.since_ns // query.block_ns, query.until_ns // query.block_ns
+        sql = "SELECT block FROM measure_blocks WHERE measure = ? AND block >= ? AND block < ?"
+        kept = {block for (block,) in db.execute(sql, (id, first, last))}
+        kept -= {grain * GRAIN_NS // query.block_ns for grain in state.grains}
+        missing = [block for block in range(first, last) if block not in kept]
+        computed = [sums for part in _list_parts(missing) for sums in sum_measure(db, _cut(query, *part))]
+        found = [sums for sums in read_kept_sums(db, id, query, first, last) if sums.start_ns // query.block_ns in kept]
+    if missing:
+        # the file is read-only, or the disk is full: the next query computes the blocks again
+        with suppress(StoreError):
+            file.write(lambda db: keep_sums(db, id, query, state, missing, computed))
+    return sorted([*found, *computed], key=lambda sums: (sums.start_ns, sums.group or ""))
+
+
+def _list_parts(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield first and last (exclusive) number of each series of adjacent blocks."""
+    start = 0
+    for place in range(1, len(blocks) + 1):
+        if place == len(blocks) or blocks[place] != blocks[place - 1] + 1:
+            yield blocks[start], blocks[place - 1] + 1
+            start = place
+
+
+def _cut(query: MeasureQuery, first: int, last: int) -> MeasureQuery:
+    return query._replace(since_ns=first * query.block_ns, until_ns=last * query.block_ns)

@@ -1,16 +1,26 @@
-"""Sums of measures of traces: for which of them a condition is true, block by block."""
+"""Sums of measures of traces: for which of them a condition is true, block by block.
+
+The sums of measures that alerts read are kept, per block of their window. A query computes only the blocks that it finds
+without sums, and those in which traces have changed since the latest update. The change feed names the changed traces,
+so that writing a span costs nothing; triggers record the grains from which traces were deleted or moved.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from spanwise.collector.alert_policy import parse_measure
+from spanwise.collector.alert_policy import get_block_s, has_kept_sums, parse_measure
 from spanwise.collector.filters import extend_filter, validate_filter
-from spanwise.collector.records import JSON, ScoreSums
+from spanwise.collector.records import JSON, Alert, ScoreSums, canonical_json
+from spanwise.collector.stores.sqlite.database.score_sum_schema import forget_measured_traces, watch_measured_traces
 from spanwise.collector.stores.sqlite.query.filter_sql import COMPILERS, compile_visible_filter, join_conditions
 from spanwise.collector.stores.sqlite.score_sums.contributions import get_group_sql
+from spanwise.collector.stores.table_rows import decode_record, insert_many
+from spanwise.collector.stores.weighted_sums import GRAIN_NS
 
+_NS = 1_000_000_000
 # First the sums of each cluster (a session, or a trace without one), then those of all clusters of a block and group
 _SQL = """
 SELECT block, grp, sum(n), sum(w), sum(y), sum(w * w), sum(w * y), sum(y * y) FROM (
@@ -22,48 +32,169 @@ SELECT block, grp, sum(n), sum(w), sum(y), sum(w * w), sum(w * y), sum(y * y) FR
 """
 
 
-def sum_measure(
+class MeasureQuery(NamedTuple):
+    """Query for the sums of a measure over the blocks of a window, by the values of a field or (None) in total."""
+
+    measure: str
+    conditions: Mapping[str, JSON]
+    project: str
+    since_ns: int
+    until_ns: int
+    block_s: int
+    by: str | None
+
+    @property
+    def block_ns(self) -> int:
+        """Return the nanoseconds of a block."""
+        return self.block_s * _NS
+
+    @property
+    def name(self) -> tuple[str, str, str, str, int]:
+        """Return the columns that identify the measure in `trace_measures`."""
+        conditions = canonical_json(self.conditions).decode()
+        return self.project, self.measure, conditions, self.by or "", self.block_s
+
+
+_NAME = "(project, measure, conditions, field, block_s)"
+
+
+def find_measure(db: sqlite3.Connection, query: MeasureQuery) -> int | None:
+    row = db.execute(f"SELECT id FROM trace_measures WHERE {_NAME} = (?, ?, ?, ?, ?)", query.name).fetchone()
+    return None if row is None else int(row[0])
+
+
+def is_read_by_alert(db: sqlite3.Connection, query: MeasureQuery) -> bool:
+    sql = "SELECT data FROM alerts WHERE project = ? AND json_extract(data, '$.measure') = ?"
+    alerts = (decode_record(Alert, data) for (data,) in db.execute(sql, (query.project, query.measure)))
+    return any(has_kept_sums(alert) and _name_measure(alert) == query.name for alert in alerts)
+
+
+def register_measure(db: sqlite3.Connection, query: MeasureQuery) -> None:
+    """Keep the sums of a measure from now on."""
+    if not db.execute("SELECT 1 FROM trace_measures LIMIT 1").fetchone():
+        sql = "UPDATE measure_state SET applied = (SELECT change FROM feed), generation = generation + 1"
+        db.execute(sql)
+        db.execute("DELETE FROM measure_changes")
+    sql = f"INSERT OR IGNORE INTO trace_measures {_NAME} VALUES (?, ?, ?, ?, ?)"
+    db.execute(sql, query.name)
+    watch_measured_traces(db)
+
+
+def remove_measure(db: sqlite3.Connection, alert: Alert, others: Sequence[Alert]) -> None:
+    """Delete the sums of an alert's measure, unless one of the other alerts has the same."""
+    if not has_kept_sums(alert):
+        return
+    name = _name_measure(alert)
+    if any(has_kept_sums(other) and _name_measure(other) == name for other in others):
+        return
+    for (id,) in db.execute(f"SELECT id FROM trace_measures WHERE {_NAME} = (?, ?, ?, ?, ?)", name).fetchall():
+        for table, column in (("measure_sums", "measure"), ("measure_blocks", "measure"), ("trace_measures", "id")):
+            db.execute(f"DELETE FROM {table} WHERE {column} = ?", (id,))
+        db.execute("UPDATE measure_state SET generation = generation + 1")
+    if not db.execute("SELECT 1 FROM trace_measures LIMIT 1").fetchone():
+        forget_measured_traces(db)
+
+
+def _name_measure(alert: Alert) -> tuple[str, str, str, str, int]:
+    assert alert.measure is not None
+    return MeasureQuery(alert.measure, alert.filter, alert.project, 0, 0, get_block_s(alert), alert.by).name
+
+
+class MeasureState(NamedTuple):
+    """State of the kept sums in one transaction: changes that they include, and grains that have changed since."""
+
+    generation: int
+    change: int  # of the change feed
+    grains: set[int]
+    left: list[tuple[int, int]]  # rows of `measure_changes`
+
+
+def read_measure_state(db: sqlite3.Connection) -> MeasureState:
+    applied, generation = db.execute("SELECT applied, generation FROM measure_state").fetchone()
+    [change] = db.execute("SELECT change FROM feed").fetchone()
+    # feedback changes a trace, too, but no measure
+    changed = db.execute(
+        f"SELECT DISTINCT start_ns / {GRAIN_NS} FROM traces INDEXED BY traces_by_change"
+        " WHERE change > ? AND runs_change > ? AND start_ns IS NOT NULL",
+        (applied, applied),
+    )
+    left = db.execute("SELECT grain, count FROM measure_changes").fetchall()
+    grains = {grain for (grain,) in changed} | {grain for grain, _ in left}
+    return MeasureState(generation, change, grains, left)
+
+
+def read_kept_sums(db: sqlite3.Connection, id: int, query: MeasureQuery, first: int, last: int) -> list[ScoreSums]:
+    sql = (
+        "SELECT block, value, n, weight, total, weight_squares, products, total_squares FROM measure_sums"
+        " WHERE measure = ? AND block >= ? AND block < ?"
+    )
+    rows = db.execute(sql, (id, first, last))
+    return [_make_sums(query, block * query.block_ns, value, *sums) for block, value, *sums in rows]
+
+
+def keep_sums(
     db: sqlite3.Connection,
-    measure: str,
-    conditions: Mapping[str, JSON],
-    *,
-    project: str,
-    since_ns: int,
-    until_ns: int,
-    block_s: int,
-    by: str | None,
-) -> list[ScoreSums]:
-    """Return the sums of a measure over the traces that pass a filter, as `ControlStore.measure_sums` does."""
-    comparison = parse_measure(measure)
+    id: int,
+    query: MeasureQuery,
+    state: MeasureState,
+    blocks: Sequence[int],
+    computed: Sequence[ScoreSums],
+) -> None:
+    """Store computed blocks, and remove the blocks of all measures that have changed.
+
+    If another query has updated the sums since the blocks were computed, nothing is stored.
+    """
+    sql = "UPDATE measure_state SET applied = ?, generation = generation + 1 WHERE generation = ?"
+    if not db.execute(sql, (state.change, state.generation)).rowcount:
+        return
+    for measure, block_s in db.execute("SELECT id, block_s FROM trace_measures").fetchall():
+        changed = {(measure, grain * GRAIN_NS // (block_s * _NS)) for grain in state.grains}
+        db.executemany("DELETE FROM measure_blocks WHERE (measure, block) = (?, ?)", changed)
+    # a grain that has lost further traces meanwhile stays changed
+    db.executemany("DELETE FROM measure_changes WHERE (grain, count) = (?, ?)", state.left)
+    oldest = (query.until_ns - MAX_AGE_S * _NS) // query.block_ns
+    db.executemany("DELETE FROM measure_sums WHERE (measure, block) = (?, ?)", [(id, block) for block in blocks])
+    for table in ("measure_sums", "measure_blocks"):
+        db.execute(f"DELETE FROM {table} WHERE measure = ? AND block < ?", (id, oldest))
+    insert_many(db, "measure_blocks", ("measure", "block"), [(id, block) for block in blocks], "ON CONFLICT DO NOTHING")
+    rows = [
+        (id, each.start_ns // query.block_ns, each.group or "", *(getattr(each, name) for name in _SUMS))
+        for each in computed
+    ]
+    insert_many(db, "measure_sums", ("measure", "block", "value", *_SUMS), rows)
+
+
+def sum_measure(db: sqlite3.Connection, query: MeasureQuery) -> list[ScoreSums]:
+    """Return the sums of a measure over the traces that pass its conditions, computed from all of these traces."""
+    comparison = parse_measure(query.measure)
     [truth] = COMPILERS[comparison.field]((comparison.operator, comparison.number))
-    limits = {"project": project, "since_ns": since_ns, "until_ns": until_ns}
-    filter = validate_filter(extend_filter(None, {**conditions, **limits}))
+    limits = {"project": query.project, "since_ns": query.since_ns, "until_ns": query.until_ns}
+    filter = validate_filter(extend_filter(None, {**query.conditions, **limits}))
     where, values = join_conditions(compile_visible_filter(filter))
-    group, join, group_values = ("NULL", "", ()) if by is None else get_group_sql(by)
+    group, join, group_values = ("NULL", "", ()) if query.by is None else get_group_sql(query.by)
     sql = (
         _SQL.format(
             group=group,
             measure=f"coalesce({truth.sql}, 0)",
             join=join,
             where=where,
-            grouped="" if by is None else "WHERE grp IS NOT NULL",
+            grouped="" if query.by is None else "WHERE grp IS NOT NULL",
         )
-        .replace(":since", str(since_ns))
-        .replace(":block", str(block_s * 1_000_000_000))
+        .replace(":since", str(query.since_ns))
+        .replace(":block", str(query.block_ns))
     )
-    return [
-        ScoreSums(
-            key=measure,
-            group=None if grp is None else str(grp),
-            start_ns=since_ns + block * block_s * 1_000_000_000,
-            n=n,
-            weight=weight,
-            total=total,
-            weight_squares=weight_squares,
-            products=products,
-            total_squares=total_squares,
-        )
-        for block, grp, n, weight, total, weight_squares, products, total_squares in db.execute(
-            sql, (*truth.values, *group_values, *values)
-        )
-    ]
+    rows = db.execute(sql, (*truth.values, *group_values, *values))
+    return [_make_sums(query, query.since_ns + block * query.block_ns, grp, *sums) for block, grp, *sums in rows]
+
+
+_SUMS = ("n", "weight", "total", "weight_squares", "products", "total_squares")
+MAX_AGE_S = 15 * 86_400  # age of the oldest block that is kept: the longest window, and the baseline before it
+
+
+def _make_sums(query: MeasureQuery, start_ns: int, group: Any, *sums: Any) -> ScoreSums:
+    return ScoreSums(
+        key=query.measure,
+        group=None if query.by is None else str(group),
+        start_ns=start_ns,
+        **dict(zip(_SUMS, sums, strict=True)),
+    )
