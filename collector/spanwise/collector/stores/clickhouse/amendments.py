@@ -134,7 +134,7 @@ def _find_present(db: Database, rows: Sequence[StoredAmendment]) -> set[Amendmen
         " WHERE trace_id IN {traces:Array(String)} AND span_id IN {spans:Array(String)}"
     )
     found = db.query(sql, {"traces": [row.trace_id for row in rows], "spans": [row.span_id for row in rows]})
-    return {AmendmentTarget(*ids, name) for *ids, project in found for name in (project, ANY_PROJECT)}
+    return {AmendmentTarget(row[0], row[1], name) for row in found for name in (row[2], ANY_PROJECT)}
 
 
 def apply_waiting(
@@ -165,9 +165,10 @@ def apply_waiting(
     feedback, done = list[Feedback](), list[StoredAmendment]()
     changed: dict[str, dict[str, SpanRow]] = {}
     for (trace_id, span_id), waiting in by_span.items():
-        [*row, version] = next(iter(writer.read_runs(trace_id, [span_id])), [None])
-        if not row:
+        found = writer.read_runs(trace_id, [span_id])
+        if not found:
             continue
+        [[*row, version]] = found
         project = extract_fact(decode_run(row)).project
         allowed = sorted((one for one in waiting if one.project in (ANY_PROJECT, project)), key=lambda one: one.number)
         target = Target(trace_id=trace_id, span_id=span_id)

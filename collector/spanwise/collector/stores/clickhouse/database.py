@@ -107,6 +107,18 @@ class Database(Connection):
             self._measured = measured
             return self._time
 
+    def count_bytes(self) -> int:
+        """Return the bytes on disk of all tables."""
+        parts = f"clusterAllReplicas({self.cluster}, system.parts)" if self.cluster else "system.parts"
+        [(count,)] = self.query(f"SELECT sum(bytes_on_disk) FROM {parts} WHERE active AND database = currentDatabase()")
+        return int(count)
+
+    def optimize(self, table: str) -> None:
+        """Merge all parts of each partition of a table."""
+        target = schema.get_mutation_target(table, self.cluster)
+        name, _, cluster = target.partition(" ")
+        self.command(f"OPTIMIZE TABLE {name} {cluster} FINAL")
+
     def insert_by_month(self, table: str, columns: Mapping[str, Sequence[Any]], token: str | None = None) -> None:
         """Insert rows with a column `day`, partition by partition: one insert may have at most 100 partitions."""
         months = list(map(get_month, columns["day"]))

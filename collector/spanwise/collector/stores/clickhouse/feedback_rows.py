@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from spanwise.collector.records import Feedback, Target, restore_feedback
+from spanwise.collector.records import Feedback, Outcome, Source, Target, restore_feedback
 from spanwise.collector.stores.table_rows import INT_MAX, clean, dumps, loads
 
 
@@ -24,9 +24,9 @@ class FeedbackRow(NamedTuple):
     is_bool: bool
     label: str | None
     comment: str | None
-    outcome: str
+    outcome: Outcome
     error: str | None
-    source: str
+    source: Source
     author: str | None
     evaluator: str | None
     version: str | None
@@ -70,7 +70,7 @@ def encode_feedback(feedback: Feedback) -> FeedbackRow:
         metadata=dumps(feedback.metadata) if feedback.metadata else "",
         created_ns=feedback.created_ns,
     )
-    return FeedbackRow(*(clean(value) if isinstance(value, str) and not value.isascii() else value for value in row))
+    return FeedbackRow._make(clean(value) if isinstance(value, str) and not value.isascii() else value for value in row)
 
 
 def make_feedback_columns(

@@ -175,7 +175,7 @@ def decode_fact(row: Sequence[Any]) -> Fact:
             sent,
             response_id or None,
             route,
-            labels and RunLabels(*labels[:3], tuple(labels[3]), labels[4]),
+            labels and RunLabels(labels[0], labels[1], labels[2], tuple(labels[3]), labels[4]),
         )
     )
 

@@ -138,8 +138,8 @@ class SpanWriter:
 
     def _keep_amendments(self, trace_id: str, row: SpanRow) -> SpanRow:
         """Return a new version of an amended run with the amendments of the stored version."""
-        [stored] = self.read_runs(trace_id, [row.fact.span_id]) or [None]
-        amended = stored and decode_amendments(stored[:-1])
+        stored = self.read_runs(trace_id, [row.fact.span_id])
+        amended = decode_amendments(stored[0][:-1]) if stored else None
         if not amended:  # deleted meanwhile
             return row
         sent = decode_run((trace_id, *row.fact[:SPAN_COLUMN_COUNT], row.payload, row.resource))

@@ -1,0 +1,177 @@
+"""Change feed: heads of traces in the order of their last change, and of those of a past period.
+
+A change is a row that was inserted: a summary, feedback without a rule (or its deletion), or a started run. Its position
+is the server's time during the insert. A page ends at the horizon (`Database.horizon`), before which no insert is still
+running, so no change appears before a position that a reader has passed. `docs/scale-out-protocol.md` has the details.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.filters import EVALUATOR_KIND, Filter, validate_rule_filter
+from spanwise.collector.records import ChangePage, TraceHead
+from spanwise.collector.stores.clickhouse.database import Database
+from spanwise.collector.stores.clickhouse.filter_values import evaluate_filters
+from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
+from spanwise.collector.stores.table_rows import parse_text_cursor
+
+MAX_HEADS = 10_000  # maximum number of heads in a page
+MAX_FILTERS = 500  # maximum number of filters in a call
+
+# The last change of each trace that meets a condition on `number`. Rows that were replaced are included: a trace whose
+# replaced row is in a range has a later row, too
+_CHANGES = (
+    "SELECT trace_id, max(number) AS change FROM"
+    " (SELECT trace_id, change AS number FROM traces WHERE {traces}"
+    " UNION ALL SELECT trace_id, number FROM feedback WHERE rule = '' AND trace_id <> '' AND {others}"
+    " UNION ALL SELECT trace_id, number FROM open_runs WHERE is_deleted = 0 AND {others})"
+    " GROUP BY trace_id"
+)
+_HEAD_COLUMNS = (
+    "t.trace_id, t.change, t.start_ns, t.complete, t.dropped = 0, t.rooted, t.partial, t.judgement, t.size, t.span_count,"
+    " t.probability, t.project, t.environment, t.experiment_id, t.session_id, t.number,"
+    " t.trace_id IN (SELECT trace_id FROM open_runs FINAL)"
+)
+
+
+def _select_changes(parameters: QueryParameters, begin: int, end: int) -> str:
+    after, upto = parameters.bind(begin, "UInt64"), parameters.bind(end, "UInt64")
+    return _CHANGES.format(
+        traces=f"change > {after} AND change <= {upto}", others=f"number > {after} AND number <= {upto}"
+    )
+
+
+def read_changes(db: Database, after: str | None, limit: int, filters: Sequence[Filter]) -> ChangePage:
+    """Return the heads of the traces that changed after `after`, with the result of each filter.
+
+    Raise `Refused` for an invalid cursor or invalid filters.
+    """
+    wanted = _validate_filters(filters)
+    begin, horizon = parse_change(db, after), db.horizon()
+    parameters = QueryParameters()
+    # with ties, because the next page begins after the last position of this one
+    order = f"ORDER BY change LIMIT {max(1, min(limit, MAX_HEADS))} WITH TIES"
+    changes = dict(db.query(f"{_select_changes(parameters, begin, horizon)} {order}", parameters)) if limit > 0 else {}
+    heads = _read_heads(db, changes, wanted, horizon)
+    heads.sort(key=lambda head: (head.change, head.trace_id))
+    # also past changes of traces without runs, which have no head
+    cursor = max(changes.values(), default=begin)
+    return ChangePage(heads=tuple(heads), cursor=str(cursor), now_ns=horizon)
+
+
+def read_period(
+    db: Database,
+    project: str,
+    since_ns: int,
+    until_ns: int,
+    after: str | None,
+    limit: int,
+    filters: Sequence[Filter],
+) -> ChangePage:
+    """Return the heads of the traces of a project that started in [`since_ns`, `until_ns`), latest first.
+
+    Their cursors are positions in this list. Raise `Refused` for an invalid cursor or invalid filters.
+    """
+    wanted, now_ns = _validate_filters(filters), db.now()
+    start_ns, trace_id = (until_ns, "") if after is None else parse_text_cursor(after)
+    parameters = QueryParameters()
+    position = f"({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
+    sql = (
+        f"SELECT t.trace_id FROM traces AS t FINAL WHERE (t.kind <> '{EVALUATOR_KIND}' OR t.experiment_id IS NOT NULL)"
+        f" AND t.project = {parameters.text(project)} AND t.start_ns >= {parameters.integer(since_ns)}"
+        f" AND (t.start_ns, t.trace_id) < {position}"
+        f" ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(max(0, min(limit, MAX_HEADS)))}"
+    )
+    ids = [row[0] for row in db.query(sql, parameters)]
+    found = {head.trace_id: head for head in _read_heads(db, _read_last_changes(db, ids), wanted, now_ns)}
+    heads = tuple(replace(found[id], cursor=f"{found[id].start_ns}.{id}") for id in ids if id in found)
+    return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else f"{start_ns}.{trace_id}", now_ns=now_ns)
+
+
+def read_head(db: Database, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
+    """Return the head of one trace. Raise `NotFound` if the store has no runs of it."""
+    heads = _read_heads(db, _read_last_changes(db, [trace_id]), _validate_filters(filters), db.now())
+    if not heads:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return heads[0]
+
+
+def _validate_filters(filters: Sequence[Filter]) -> list[Filter]:
+    if len(filters) > MAX_FILTERS:
+        raise Refused(f"at most {MAX_FILTERS} filters can be evaluated at once, got {len(filters)}; use several calls")
+    return [validate_rule_filter(filter) for filter in filters]
+
+
+def _read_last_changes(db: Database, trace_ids: Sequence[str]) -> dict[str, int]:
+    parameters = QueryParameters()
+    where = f"trace_id IN {parameters.texts(trace_ids)}"
+    return dict(db.query(_CHANGES.format(traces=where, others=where), parameters)) if trace_ids else {}
+
+
+def _read_heads(db: Database, changes: Mapping[str, int], filters: Sequence[Filter], now_ns: int) -> list[TraceHead]:
+    """Return the heads of those of the traces that have runs. `changes` has the position of each."""
+    if not changes:
+        return []
+    ids = list(changes)
+    sql = f"SELECT {_HEAD_COLUMNS} FROM traces AS t FINAL WHERE t.trace_id IN {{ids:Array(String)}}"
+    rows = db.query(sql, {"ids": ids})
+    results = evaluate_filters(db, now_ns, filters, ids) if filters else {}
+    # a trace that arrived or was deleted between the queries has no results
+    return [
+        _make_head(row, changes[row[0]], results.get(row[0], ())) for row in rows if row[0] in results or not filters
+    ]
+
+
+def _make_head(row: Sequence[Any], change: int, passes: tuple[bool | None, ...]) -> TraceHead:
+    trace_id, runs_change, start_ns, complete, whole, rooted, partial, judgement, size, span_count, *rest, is_open = row
+    probability, project, environment, experiment_id, session_id, number = rest
+    change = max(change, runs_change)
+    return TraceHead(
+        trace_id=trace_id,
+        change=change,
+        runs_change=runs_change,
+        changed_ns=change,
+        start_ns=start_ns,
+        settled=False if is_open else None if complete is None else bool(complete),
+        whole=bool(whole),
+        rooted=rooted,
+        partial=partial,
+        judgement=judgement,
+        size=size,
+        span_count=span_count,
+        probability=probability,
+        project=project,
+        environment=environment,
+        experiment_id=experiment_id,
+        session_id=session_id,
+        number=number,
+        cursor=str(change),
+        passes=passes,
+    )
+
+
+def count_later_changes(db: Database, after: str | None) -> tuple[int, int | None]:
+    """Return the number of traces in the feed after a position, and the time of the first change among them."""
+    parameters = QueryParameters()
+    changes = _select_changes(parameters, parse_change(db, after), db.horizon())
+    with_runs = f"SELECT trace_id FROM traces WHERE trace_id IN (SELECT trace_id FROM ({changes}))"
+    [(count, first)] = db.query(
+        f"SELECT count(), min(change) FROM ({changes}) WHERE trace_id IN ({with_runs})", parameters
+    )
+    return count, first if count else None
+
+
+def parse_change(db: Database, cursor: str | None) -> int:
+    """Return the position of a cursor. Raise `Refused` for a cursor that this store did not issue."""
+    if cursor is None:
+        return 0
+    number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
+    if number < 0 or (number > db.floor() and number > db.now()):
+        raise Refused(
+            f"cursor {cursor!r} is no position in this store's feed; use the `cursor` of an earlier page, or none"
+        )
+    return number

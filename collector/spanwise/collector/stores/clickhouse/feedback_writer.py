@@ -1,0 +1,297 @@
+"""Feedback writer: stores, replaces and deletes feedback, also that of rules, without transactions.
+
+A row is its own entry in the change feed, and a deletion is a row, too. Of two rows with one id, that with the higher
+lease number stands, whichever arrives later. What remains of an earlier lease under other keys is removed by the call
+that replaces it, and, if that is interrupted, by `remove_outdated`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from spanwise.collector.errors import NotFound
+from spanwise.collector.records import JSON, Feedback, Outlet, apply_changes
+from spanwise.collector.records.data_records import feedback_id
+from spanwise.collector.stores.backends import TargetFeedback
+from spanwise.collector.stores.clickhouse import deletion
+from spanwise.collector.stores.clickhouse.database import Database
+from spanwise.collector.stores.clickhouse.feedback_rows import (
+    FEEDBACK_COLUMNS,
+    FeedbackRow,
+    decode_feedback,
+    decode_row,
+    encode_feedback,
+    make_feedback_columns,
+)
+from spanwise.collector.stores.rule_feedback import RuleFeedback, compare_claims, find_replaced
+from spanwise.collector.stores.store_interfaces import OutgoingFeedback
+
+_SELECT = f"SELECT {FEEDBACK_COLUMNS} FROM feedback FINAL"
+
+
+class FeedbackWriter:
+    """Writer of feedback. Any thread may use it."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self.late = 0  # feedback on deleted traces that was not stored
+
+    def write(self, feedback: Sequence[Feedback]) -> None:
+        """Store feedback. The same id overwrites, unless its content is the same or has a higher lease number."""
+        by_id = {one.id: (encode_feedback(one), one.id == feedback_id(one)) for one in feedback}
+        rows = {id: row for id, (row, _) in by_id.items()}
+        gone = deletion.find_deleted(self._db, {row.trace_id for row in rows.values()} - {""})
+        outdated = {id for id, row in rows.items() if row.trace_id in gone}
+        self.late += len(outdated)
+        rule_rows = [row for id, row in rows.items() if row.rule and id not in outdated]
+        before = self._read_of_rules(rule_rows) if rule_rows else []
+        late, replaced = compare_claims(list(map(_get_rule_fields, rule_rows)), list(map(_get_rule_fields, before)))
+        outdated |= late
+        stored = self._read_stored(rows.values(), {id for id, (_, is_derived) in by_id.items() if not is_derived})
+        new = [row for id, row in rows.items() if id not in outdated and stored.get(id) != row]
+        # an id that was given to another target before is deleted there
+        moved = [stored[row.id] for row in new if row.id in stored and _get_key(stored[row.id]) != _get_key(row)]
+        removed = [
+            row._replace(claim=highest) for row, highest in _find_outdated(before, rule_rows) if row.id in replaced
+        ]
+        self._insert(new, [*moved, *removed])
+        judged = {rows[id].judge_trace_id for id in outdated}
+        judged |= {row.judge_trace_id for row in (*removed, *moved)}
+        judged |= {stored[row.id].judge_trace_id for row in new if row.id in stored and row.source == "model"}
+        self._delete_judgements(judged, (*rows.values(), *removed), {row.judge_trace_id for row in new})
+
+    def _insert(self, rows: Sequence[FeedbackRow], deleted: Sequence[FeedbackRow] = ()) -> None:
+        if rows or deleted:
+            columns = make_feedback_columns(rows, self._db.floor(), deleted)
+            self._db.insert("feedback", columns, secrets.token_hex(8))
+
+    def _delete_judgements(
+        self, ids: Collection[str | None], rows: Iterable[FeedbackRow], kept: Collection[str | None] = ()
+    ) -> None:
+        """Delete evaluators' traces to which no feedback on the traces of these rows links any more."""
+        judged = {id for id in ids if id is not None and id not in kept}
+        deletion.delete_judgements(self._db, judged, {row.trace_id for row in rows})
+
+    def _read_stored(self, rows: Iterable[FeedbackRow], given: Collection[str]) -> dict[str, FeedbackRow]:
+        """Return the stored feedback with the ids of rows. Ids in `given` may be stored for another target."""
+        known = [row for row in rows if row.id not in given]
+        of_target = "trace_id IN {traces:Array(String)} AND id IN {ids:Array(String)}"
+        traces = list({row.trace_id for row in known})
+        found = (
+            self._db.query(f"{_SELECT} WHERE {of_target}", {"traces": traces, "ids": [row.id for row in known]})
+            if known
+            else []
+        )
+        return {row.id: row for row in map(decode_row, [*found, *self._select_ids(given)])}
+
+    def _select_ids(self, ids: Collection[str]) -> Sequence[Sequence[object]]:
+        return self._db.query(f"{_SELECT} WHERE id IN {{ids:Array(String)}}", {"ids": list(ids)}) if ids else ()
+
+    def _read_of_rules(self, rows: Iterable[FeedbackRow]) -> list[FeedbackRow]:
+        """Return the feedback of rules on the targets of rows, in any version."""
+        keys = {(row.trace_id, row.session_id, row.experiment_id) for row in rows}
+        where = "(trace_id, session_id, experiment_id) IN {keys:Array(Tuple(String, String, String))} AND rule <> ''"
+        return [decode_row(row) for row in self._db.query(f"{_SELECT} WHERE {where}", {"keys": list(keys)})]
+
+    def change(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
+        """Overwrite fields of feedback by id. Raise `NotFound` for an unknown id; then nothing is changed."""
+        stored = {row[0]: decode_feedback(row) for row in self._select_ids(list(changes))}
+        for id in changes:
+            if id not in stored:
+                raise NotFound(f"there is no feedback {id!r} in this store; none was changed")
+        made = [apply_changes(stored[str(id)], fields) for id, fields in changes.items()]
+        self.write(made)
+        return made
+
+    def delete(self, ids: Collection[str]) -> int:
+        """Delete feedback by id, with the judgements that only it links to. Return the number of rows."""
+        rows = list(map(decode_row, self._select_ids(ids)))
+        self._insert([], rows)
+        self._delete_judgements({row.judge_trace_id for row in rows}, rows)
+        return len(rows)
+
+    def replace_rule_feedback(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
+        """Replace the feedback of earlier leases. Return for each entry whether it was stored (see `stores.backends`)."""
+        accepted = list[bool]()
+        together: dict[object, TargetFeedback] = {}  # entries that do not replace each other
+        for new in verdicts:
+            if (new.rule, new.target) in together:
+                accepted += self._replace(list(together.values()))
+                together.clear()
+            together[new.rule, new.target] = new
+        return accepted + self._replace(list(together.values()))
+
+    def _replace(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
+        if not verdicts:
+            return []
+        traces = [new.target.trace_id for new in verdicts if new.target.trace_id is not None]
+        sql = "SELECT trace_id FROM traces FINAL WHERE trace_id IN {ids:Array(String)}"
+        present = {None, *(row[0] for row in self._db.query(sql, {"ids": traces}))} if traces else {None}
+        targets = [encode_feedback(Feedback(target=new.target, key="-", score=0.0)) for new in verdicts]
+        stored = self._read_of_rules(targets)
+        written, replaced, judged = list[Feedback](), dict[str, FeedbackRow](), set[str | None]()
+        accepted = list[bool]()
+        for new in verdicts:
+            own = [row for row in stored if row.rule == new.rule and _is_target(row, new)]
+            before = find_replaced(new, list(map(_get_rule_fields, own))) if new.target.trace_id in present else None
+            accepted.append(before is not None)
+            if before is None:  # no feedback links to the judgements of a refused entry
+                judged |= {feedback.judge_trace_id for feedback in new.feedback}
+                continue
+            of_set = [_assign_lease(feedback, new) for feedback in new.feedback]
+            written += of_set
+            ids = {row.id for row in before} - {feedback.id for feedback in of_set}
+            replaced |= {row.id: row._replace(claim=new.claim) for row in own if row.id in ids}
+        self.write(written)
+        self._insert([], list(replaced.values()))
+        judged |= {row.judge_trace_id for row in replaced.values()}
+        self._delete_judgements(judged, (*targets, *replaced.values()))
+        return accepted
+
+    def remove_outdated(self, since_ns: int) -> int:
+        """Delete feedback of rules that a later lease has replaced, on targets with feedback since a time. Return its
+        number.
+
+        It remains after a collector was killed between storing the feedback of a lease and deleting that of earlier
+        ones, or if an earlier lease stored its feedback last.
+        """
+        recent = "(SELECT trace_id, session_id FROM feedback WHERE rule <> '' AND toInt64(number) > {since:Int64})"
+        rows = [
+            decode_row(row)
+            for row in self._db.query(
+                f"{_SELECT} WHERE rule <> '' AND (trace_id, session_id) IN {recent}", {"since": since_ns}
+            )
+        ]
+        outdated = [row._replace(claim=highest) for row, highest in _find_outdated(rows)]
+        self._insert([], outdated)
+        self._delete_judgements({row.judge_trace_id for row in outdated}, outdated)
+        return len(outdated)
+
+
+def _get_rule_fields(row: FeedbackRow) -> RuleFeedback:
+    return RuleFeedback(
+        row.id,
+        row.claim or 0,
+        row.trace_id or None,
+        row.span_id,
+        row.document,
+        row.session_id or None,
+        row.experiment_id or None,
+        row.project,
+        row.rule,
+        row.evaluator,
+    )
+
+
+def _find_outdated(rows: Sequence[FeedbackRow], others: Sequence[FeedbackRow] = ()) -> list[tuple[FeedbackRow, int]]:
+    """Return those of the rows of which a later lease has rows, too, with the number of that lease.
+
+    A marker of a deletion gets this number, so that a slow insert of the earlier lease does not undo the deletion.
+    """
+    highest: dict[object, int] = {}
+    for row in map(_get_rule_fields, (*rows, *others)):
+        highest[row.claim_key] = max(row.claim, highest.get(row.claim_key, 0))
+    found = ((row, highest[_get_rule_fields(row).claim_key]) for row in rows)
+    return [(row, claim) for row, claim in found if (row.claim or 0) < claim]
+
+
+def _get_key(row: FeedbackRow) -> tuple[str, str, str]:
+    return row.trace_id, row.session_id, row.experiment_id
+
+
+def _is_target(row: FeedbackRow, new: TargetFeedback) -> bool:
+    target = new.target
+    # a session without a project may be that of any, so feedback on it is replaced, too
+    return (row.trace_id, row.session_id) == (target.trace_id or "", target.session_id or "") and (
+        row.project in (target.project, None)
+    )
+
+
+def _assign_lease(feedback: Feedback, new: TargetFeedback) -> Feedback:
+    if (feedback.rule, feedback.claim) == (new.rule, new.claim):
+        return feedback
+    return replace(feedback, rule=new.rule, claim=new.claim, id="")
+
+
+# Forwarding of feedback to other collectors. The rows of `feedback` are the queue, in the order of `number`.
+
+MAX_READ_CHARACTERS = 1024 * 1024  # characters of one read
+_CURRENT_OUTLETS = (
+    "SELECT name, argMax(url, opened_ns), argMax(cursor, opened_ns), argMax(sent, opened_ns), argMax(dropped, opened_ns),"
+    " argMax(tupleElement(status, 'error'), opened_ns), argMax(tupleElement(status, 'updated_ns'), opened_ns)"
+    " FROM outlets FINAL GROUP BY name ORDER BY name"
+)
+
+
+def list_outlets(db: Database) -> list[Outlet]:
+    """Return all present and former outlets, by name."""
+    return [
+        Outlet(
+            name=name,
+            url=url,
+            cursor=cursor,
+            sent=sent,
+            dropped=dropped,
+            error=error,
+            updated_ns=updated_ns,
+            waiting=count_feedback_after(db, cursor),
+        )
+        for name, url, cursor, sent, dropped, error, updated_ns in db.query(_CURRENT_OUTLETS)
+    ]
+
+
+def open_outlet(db: Database, name: str, url: str) -> Outlet:
+    """Return an outlet with its cursor. A new outlet, or one with another URL, starts after all present feedback."""
+    found = next((outlet for outlet in list_outlets(db) if outlet.name == name), None)
+    if found is None or found.url != url:
+        now = db.now()
+        _add_to_outlet(db, name, url, opened_ns=now, cursor=now, status=(now, None))
+    return next(outlet for outlet in list_outlets(db) if outlet.name == name)
+
+
+def move_outlet(db: Database, name: str, cursor: int, sent: int, dropped: int, error: str | None) -> None:
+    """Record the cursor of an outlet, how many more rows were sent and dropped, and the error of the last attempt."""
+    found = next((outlet for outlet in list_outlets(db) if outlet.name == name), None)
+    if found is not None:
+        status = (db.now(), error)
+        _add_to_outlet(db, name, found.url, cursor=cursor, sent=sent, dropped=dropped, status=status)
+
+
+def _add_to_outlet(db: Database, name: str, url: str, **values: object) -> None:
+    """Insert a row, which the engine adds to those of the outlet: the highest position, and sums of counts."""
+    row = {"name": name, "url": url, **values}
+    db.insert("outlets", {column: [value] for column, value in row.items()}, secrets.token_hex(8))
+
+
+def read_feedback_after(db: Database, cursor: int, limit: int) -> list[OutgoingFeedback]:
+    """Return feedback written after a cursor, in order: at most `limit` rows and about `MAX_READ_CHARACTERS`."""
+    sql = (
+        f"SELECT f.*, t.project, t.environment FROM (SELECT {FEEDBACK_COLUMNS}, number FROM feedback FINAL"
+        " WHERE number > {cursor:UInt64} AND number <= {horizon:UInt64} ORDER BY number LIMIT {limit:UInt32}) AS f"
+        " LEFT JOIN (SELECT trace_id, toNullable(project) AS project, toNullable(environment) AS environment FROM traces FINAL"
+        " WHERE trace_id IN (SELECT trace_id FROM feedback WHERE number > {cursor:UInt64})) AS t ON t.trace_id = f.trace_id"
+        " ORDER BY f.number"
+    )
+    found, size = list[OutgoingFeedback](), 0
+    parameters = {"cursor": cursor, "horizon": db.horizon(), "limit": limit}
+    for *row, number, project, environment in db.query(sql, parameters):
+        size += sum(len(value) for value in row if isinstance(value, str))
+        if found and size > MAX_READ_CHARACTERS:
+            break
+        feedback = decode_feedback(row)
+        found.append(OutgoingFeedback(number, feedback, project or feedback.target.project, environment))
+    return found
+
+
+def count_feedback_after(db: Database, cursor: int) -> int:
+    """Return the number of feedback rows written after a cursor."""
+    [(count,)] = db.query("SELECT count() FROM feedback FINAL WHERE number > {cursor:UInt64}", {"cursor": cursor})
+    return int(count)
+
+
+def find_stored_feedback(db: Database, ids: Collection[str]) -> set[str]:
+    """Return those of the feedback ids that are stored."""
+    sql = "SELECT id FROM feedback FINAL WHERE id IN {ids:Array(String)}"
+    return {row[0] for row in db.query(sql, {"ids": list(ids)})} if ids else set()
