@@ -121,6 +121,28 @@ def test_a_copy_to_postgresql_and_back_is_equal(
     assert positions(target) == positions(source)
 
 
+@pytest.mark.process
+def test_a_copy_to_clickhouse_and_postgresql_and_back_is_equal(
+    source: Path, target: Path, clickhouse_url: str, empty_database: str
+) -> None:
+    before = exported(source)
+    with (
+        open_source(str(source), None) as opened,
+        open_target(clickhouse_url, empty_database) as empty,
+    ):
+        copy_store(opened, empty, source.parent / "state", quiet)
+    with (
+        open_source(clickhouse_url, empty_database) as opened,
+        open_target(str(target), None) as empty,
+    ):
+        copy_store(opened, empty, source.parent / "state", quiet)
+    assert exported(target) == before
+    assert table_rows(target) == table_rows(source)
+    assert [one[:6] for one in positions(target) if one.span_count] == [
+        one[:6] for one in positions(source) if one.span_count
+    ]
+
+
 def test_an_empty_store_is_copied(tmp_path: Path, target: Path) -> None:
     SQLiteStore(tmp_path / "empty.db").close()
     copy(tmp_path / "empty.db", target)

@@ -33,6 +33,7 @@ from spanwise.collector.stores.control.control_tables import CONTROL_TABLES, Con
 
 T = TypeVar("T")
 TRACES_PER_STEP, FEEDBACK_PER_STEP, ROWS_PER_STEP = 500, 1000, 1000
+TRACES_PER_PAGE = 10_000  # in ClickHouse, a page of positions costs as much as reading all of them
 _MASK = 2**64 - 1
 # Control records with positions in the change feed: column by table
 _CHANGE_COLUMNS = {"rules": ("active_from", "cursor"), "settings": ("from_change",), "backfills": ("cursor",)}
@@ -292,8 +293,9 @@ def _change_number(value: Any) -> int:
 
 
 def _list_positions(traces: TraceCopy, after: int = 0) -> Iterator[list[TracePosition]]:
-    while positions := traces.list_positions(after, TRACES_PER_STEP):
-        yield positions
+    """Yield the positions of traces in the order of their numbers, in steps of a copy."""
+    while positions := traces.list_positions(after, TRACES_PER_PAGE):
+        yield from _split(positions, TRACES_PER_STEP)
         after = positions[-1].number
 
 

@@ -165,10 +165,15 @@ class ExportedRun(NamedTuple):
 
 
 class NumberedFeedback(NamedTuple):
-    """Feedback with its number in the order of writing; 0 if it has none."""
+    """Feedback with its number in the order of writing; 0 if it has none.
+
+    `change` is the last change of its trace, if it has one. A store that orders the feed by feedback, too, must not give
+    the feedback a later position.
+    """
 
     number: int
     feedback: Feedback
+    change: int | None = None
 
 
 class SideRecord(NamedTuple):

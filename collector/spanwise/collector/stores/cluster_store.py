@@ -84,6 +84,10 @@ class ClusterStore(CombinedStore):
         reason: str | None = _ask(self._traces, "trouble", None)
         if reason is not None:
             return reason
+        try:
+            self._traces.latest_trace_number()
+        except StoreError as error:
+            return f"the database of traces does not answer: {type(error).__name__}"
         return self._file.trouble() if self._file is not None else _ask(self._control, "trouble", None)
 
     def close(self) -> None:
@@ -135,7 +139,7 @@ class _Watch:
 
 
 class _Maintenance:
-    """Thread of a collector that applies the retention rules once an hour, on one collector at a time."""
+    """Thread of a collector that runs the hourly jobs, such as retention rules, on one collector at a time."""
 
     def __init__(self, store: ClusterStore, interval_s: float, retry_s: float) -> None:
         self._store, self._interval_s, self._retry_s = store, interval_s, retry_s
@@ -156,11 +160,11 @@ class _Maintenance:
                 leased = self._store.acquire(MAINTENANCE_LEASE, self._holder, self._interval_s)  # type: ignore[attr-defined]
                 pause = self._retry_s
                 if leased is not None:
-                    self._store.prune_by_rules()
+                    self._store.run_hourly_jobs()
                     pause = self._interval_s
             except Exception as error:  # the thread must survive whatever a database answers
                 if not isinstance(error, Unavailable):
-                    _log.warning("the retention rules could not be applied: %s", error)
+                    _log.warning("the hourly jobs failed: %s", error)
                 pause = self._retry_s
 
 

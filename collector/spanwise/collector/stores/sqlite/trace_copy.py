@@ -75,10 +75,16 @@ class SQLiteTraceCopy:
             yield batch
 
     def list_feedback(self, after: str | None, limit: int) -> tuple[list[NumberedFeedback], str | None]:
-        sql = f"{SELECT_FEEDBACK.replace('SELECT ', 'SELECT f.rowid, ')} WHERE f.rowid > ? ORDER BY f.rowid LIMIT ?"
+        sql = (
+            f"{SELECT_FEEDBACK.replace('SELECT ', 'SELECT f.rowid, t.change, ')} LEFT JOIN traces t ON t.id = f.trace"
+            " WHERE f.rowid > ? ORDER BY f.rowid LIMIT ?"
+        )
         with self._file.read() as reader:
             rows = reader.db.execute(sql, (int(after or 0), limit)).fetchall()
-        numbered = [NumberedFeedback(row[1 + NUMBER_PLACE] or 0, feedback_from_row(row[1:])) for row in rows]
+        numbered = [
+            NumberedFeedback(stored[NUMBER_PLACE] or 0, feedback_from_row(stored), change)
+            for _, change, *stored in rows
+        ]
         return numbered, str(rows[-1][0]) if rows else after
 
     def list_side_records(self) -> Iterator[SideRecord]:
