@@ -59,8 +59,8 @@ class ClickHouseTraceCopy:
         rows = self._db.query(sql, {"after": after, "limit": limit})
         changes = self._read_feedback_changes([row[1] for row in rows])
         return [
-            TracePosition(*row[:4], change=max(row[4], changes.get(row[1], 0)), runs_change=row[4], changed_ns=row[4])
-            for row in rows
+            TracePosition(number, trace_id, count, start_ns, max(change, changes.get(trace_id, 0)), change, change)
+            for number, trace_id, count, start_ns, change in rows
         ]
 
     def _read_feedback_changes(self, trace_ids: Sequence[str]) -> dict[str, int]:
