@@ -8,15 +8,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import httpx
+import psutil
 import pytest
 
+from collector import full_store
 from collector.clickhouse_server import ClickHouseServer
 from collector.conftest import (  # noqa: F401  fixtures
     clickhouse_server,
@@ -24,15 +28,19 @@ from collector.conftest import (  # noqa: F401  fixtures
 )
 from collector.making import child, run
 from collector.postgres_server import PostgresServer
+from collector.test_store_copy import exported
 from integration.serving import Process, environment
 from polling import until
 from spanwise.collector import connect
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import StoreError
-from spanwise.collector.records import Key, Retention
+from spanwise.collector.records import Feedback, Key, Retention, iterate_pages
+from spanwise.collector.stores import Store
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.process
 KEY = "the key of a test"
+AWAY_S = 60
 BROWSER = {"accept": "text/html", "host": "traces.test"}  # both collectors are behind one name
 
 
@@ -237,7 +245,7 @@ def test_while_clickhouse_is_away_senders_are_told_so_and_nothing_is_lost(
         url = stack.enter_context(own_server.database())
         collector = stack.enter_context(serve(url, postgres.create_database()))
         acknowledged = [run(f"kept {number}") for number in range(20)]
-        with at(collector) as store:
+        with at(collector, None) as store:
             for each in acknowledged:
                 store.append([each])
         own_server.kill()
@@ -248,7 +256,7 @@ def test_while_clickhouse_is_away_senders_are_told_so_and_nothing_is_lost(
         assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (503, True)
         env = {**environment(), "SPANWISE_SPILL_DIR": str(tmp_path / "spool")}
         sender = subprocess.Popen([sys.executable, "-c", SENDER, collector.url], env=env)
-        time.sleep(5)
+        time.sleep(AWAY_S)  # the sender ends meanwhile
         own_server.start()
         until(lambda: httpx.get(f"{collector.url}/readyz").status_code == 200, 60)
         assert sender.wait(120) == 0
@@ -258,7 +266,7 @@ def test_while_clickhouse_is_away_senders_are_told_so_and_nothing_is_lost(
             check=False,
             timeout=120,
         )
-        with at(collector) as store:
+        with at(collector, None) as store:
             until(lambda: store.count()["traces"] >= 50, 60)
             names = {trace.name for trace in store.each()}
         assert {each.name for each in acknowledged} <= names
@@ -284,3 +292,122 @@ OTLP = {
         }
     ]
 }
+
+
+# Monitors
+
+RULES = """
+import time
+from spanwise.evaluators import evaluator, monitor
+
+@evaluator
+def chosen(outputs):
+    time.sleep(0.005)
+    return len(str(outputs)) / 100
+
+monitor("r", evaluators=[chosen], sample_rate=1.0, concurrency=8)
+"""
+
+
+@contextmanager
+def monitoring(file: Path, *options: str) -> Iterator[psutil.Process]:
+    command = [sys.executable, "-c", "from spanwise.cli import main; main()", "monitor", str(file), *options]
+    env = {**environment(), "SPANWISE_API_KEY": KEY}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def workers(monitor: psutil.Process) -> list[psutil.Process]:
+    def is_worker(process: psutil.Process) -> bool:
+        with suppress(psutil.Error):
+            return "monitors.worker" in " ".join(process.cmdline())
+        return False
+
+    return [process for process in monitor.children() if is_worker(process)]
+
+
+@pytest.mark.slow
+def test_four_workers_of_two_monitors_lose_and_double_nothing_though_two_are_killed(
+    clickhouse_server: ClickHouseServer,  # noqa: F811
+    postgres: PostgresServer,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    count, random = 2_000, Random(1)
+    file = tmp_path / "rules.py"
+    file.write_text(RULES)
+    with ExitStack() as stack:
+        traces, control = stack.enter_context(clickhouse_server.database()), postgres.create_database()
+        one, other = (stack.enter_context(serve(traces, control)) for _ in range(2))
+        store = stack.enter_context(closing(connect(traces, control=control)))
+        # one monitor works through a collector, the other one on the databases
+        through = stack.enter_context(monitoring(file, "--workers", "2", "--store", other.url))
+        direct = stack.enter_context(monitoring(file, "--workers", "2", "--store", traces, "--control", control))
+        until(lambda: all(len(workers(monitor)) == 2 for monitor in (through, direct)), 60)
+        until(lambda: any(rule.name == "r" for rule in store.rules()), 60)
+        with HTTPStore(one.url, None) as collector:
+            for start in range(0, count, 250):
+                collector.append([run(outputs="x" * (number % 90)) for number in range(start, start + 250)])
+        for monitor in (through, direct):
+            scored = store.status()[0].counts.get("scored", 0)
+            until(lambda scored=scored: store.status()[0].counts.get("scored", 0) > scored, 120)  # type: ignore[misc]
+            random.choice(workers(monitor)).kill()
+        until(lambda: store.status()[0].counts.get("scored", 0) >= count, 400)
+        [status] = store.status()
+        assert (dict(status.counts), status.behind) == ({"scored": count}, 0)
+        scores = [each for page in pages(store) for each in page]
+        assert len(scores) == len({each.target.trace_id for each in scores}) == count
+        assert {one.verdict for one in iterate_pages(partial(store.decisions, limit=1000))} == {"scored"}
+
+
+def pages(store: Store) -> Iterator[Sequence[Feedback]]:
+    cursor = None
+    while True:
+        page = store.feedbacks(key="chosen", limit=1000, cursor=cursor)
+        yield page.items
+        if (cursor := page.next) is None:
+            return
+
+
+# A copy that is killed
+
+COPYING = """
+import os, signal, sys
+from spanwise.collector.import_export import copy_store, find_state_file, open_source, open_target, store_copy
+store_copy.TRACES_PER_STEP = store_copy.FEEDBACK_PER_STEP = 5
+source, target, control, at, left = *sys.argv[1:5], int(sys.argv[5])
+def report(what, count):
+    global left
+    left -= what == at
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+with open_source(source, None) as opened, open_target(target, control) as empty:
+    copy_store(opened, empty, find_state_file(source, target), report)
+"""
+
+
+@pytest.mark.slow
+def test_a_copy_to_the_databases_that_was_killed_is_continued_by_the_command(
+    clickhouse_server: ClickHouseServer,  # noqa: F811
+    postgres: PostgresServer,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    source, back = tmp_path / "spanwise.db", tmp_path / "back.db"
+    with SQLiteStore(source) as store:
+        full_store.fill(store)
+    with clickhouse_server.database() as traces:
+        control = postgres.create_database()
+        for at, steps in (("traces", "3"), ("feedback", "2"), ("decisions", "1"), ("compared traces", "1")):
+            command = [sys.executable, "-c", COPYING, str(source), traces, control, at, steps]
+            assert subprocess.run(command, env=environment(), check=False, timeout=120).returncode == -9
+        for places in ((str(source), traces), (traces, str(back))):
+            command = [sys.executable, "-c", "from spanwise.cli import main; main()", "db", "copy", *places]
+            said = subprocess.run(
+                [*command, "--control", control], env=environment(), capture_output=True, text=True, timeout=120
+            )
+            assert said.returncode == 0, said.stderr
+            assert "copied and compared: 37 traces" in said.stderr
+    assert exported(back) == exported(source)
