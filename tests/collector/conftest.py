@@ -17,8 +17,10 @@ from spanwise.collector.client import HTTPStore
 from spanwise.collector.server import Server
 from spanwise.collector.stores import CombinedStore, Store
 from spanwise.collector.stores.backends import ControlBackend, TraceBackend
+from spanwise.collector.stores.clickhouse import ClickHouseTraces, filter_values
 from spanwise.collector.stores.postgres import PostgresControl
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
+from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.maintenance import background_jobs
 from spanwise.collector.stores.sqlite.search import fulltext_index
 
@@ -68,9 +70,10 @@ def over_http(folder: Path, current: Current, url: str) -> Iterator[Store]:
         yield client
 
 
-# name of a trace backend: from a folder to a context that gives it
-TRACE_BACKENDS: dict[str, Callable[[Path], AbstractContextManager[TraceBackend]]] = {
-    "sqlite": lambda folder: closing(SQLiteTraces(DatabaseFile(folder / "traces.db"))),
+# name of a trace backend: from the request of a test and a folder to a context that gives it
+TRACE_BACKENDS: dict[str, Callable[[pytest.FixtureRequest, Path], AbstractContextManager[TraceBackend]]] = {
+    "sqlite": lambda request, folder: closing(SQLiteTraces(DatabaseFile(folder / "traces.db"))),
+    "clickhouse": lambda request, folder: closing(ClickHouseTraces(request.getfixturevalue("clickhouse_url"))),
 }
 
 
@@ -80,16 +83,17 @@ def on_postgres(request: pytest.FixtureRequest) -> Iterator[ControlBackend]:
         yield control
 
 
-# name of a control backend: from the request of a test to a context that gives it
-CONTROL_BACKENDS: dict[str, Callable[[pytest.FixtureRequest], AbstractContextManager[ControlBackend]]] = {
-    "postgres": on_postgres,
+# name of a control backend: from the request of a test and a folder to a context that gives it
+CONTROL_BACKENDS: dict[str, Callable[[pytest.FixtureRequest, Path], AbstractContextManager[ControlBackend]]] = {
+    "postgres": lambda request, folder: on_postgres(request),
+    "sqlite": lambda request, folder: closing(SQLiteControl(DatabaseFile(folder / "control.db"))),
 }
 
 
 @contextmanager
 def combined(request: pytest.FixtureRequest, folder: Path, traces: str, control: str) -> Iterator[Store]:
-    with TRACE_BACKENDS[traces](folder) as trace_backend, CONTROL_BACKENDS[control](request) as control_backend:
-        yield cast(Store, CombinedStore(trace_backend, control_backend))
+    with TRACE_BACKENDS[traces](request, folder) as traces_, CONTROL_BACKENDS[control](request, folder) as control_:
+        yield cast(Store, CombinedStore(traces_, control_))
 
 
 def made(name: str, request: pytest.FixtureRequest, folder: Path, shared: tuple[Current, str]) -> Any:
@@ -101,7 +105,7 @@ def made(name: str, request: pytest.FixtureRequest, folder: Path, shared: tuple[
     return combined(request, folder, *name.split("+"))
 
 
-IMPLEMENTATIONS = ["http", "sqlite", "sqlite+postgres"]
+IMPLEMENTATIONS = ["http", "sqlite", "sqlite+postgres", "clickhouse+sqlite"]
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
@@ -109,6 +113,7 @@ def store(
     request: pytest.FixtureRequest, tmp_path: Path, shared: tuple[Current, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Store]:
     monkeypatch.setattr(fulltext_index, "SETTLE_NS", 100_000_000)  # words are found ten times as soon
+    monkeypatch.setattr(filter_values, "SETTLE_NS", 200_000_000)
     monkeypatch.setattr(background_jobs, "WRITE_INTERVAL_SECONDS", 0.1)
     with made(request.param, request, tmp_path, shared) as store:
         yield store

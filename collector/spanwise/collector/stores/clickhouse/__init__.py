@@ -22,8 +22,7 @@ Modules, in the order in which data flows:
 - `trace_copy`: Copies of traces, feedback and records of senders out of and into a ClickHouse database, with their
   numbers.
 - `query_parameters`: Parameters of a query: values are bound by the server and never become part of the SQL.
-- `database`: Open database: creation of its tables, the server's clock, and inserts by month.
-- `connection`: Connection to a ClickHouse server: queries, inserts and statements, with the errors of the store.
+- `connection`: Connection to a ClickHouse server, with the errors of the store; open database with its tables and clock.
 - `schema`: Tables of the ClickHouse database: definitions for one server and for a cluster, and the schema version.
 """
 

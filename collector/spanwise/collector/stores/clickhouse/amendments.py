@@ -8,14 +8,14 @@ nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import JSON, Amendment, Feedback, Target
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.clickhouse import deletion
-from spanwise.collector.stores.clickhouse.database import Database
+from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.span_rows import (
     MAX_AMENDMENTS,
     RUN_COLUMNS,
@@ -35,11 +35,22 @@ from spanwise.collector.stores.side_records import (
 from spanwise.collector.stores.table_rows import dumps, loads
 from spanwise.collector.stores.trace_assembly import FEEDBACK_FIELD
 
-if TYPE_CHECKING:
-    from spanwise.collector.stores.clickhouse.span_writer import SpanWriter, StoredTrace
-
 MAX_AMENDED_BYTES = 32 * 1024 * 1024  # size of a run beyond which amendments are refused
 MAX_CANDIDATES = 8  # spans with the same response id
+
+
+class RunWriter(Protocol):
+    """Span writer as amendments use it. `stored` are summaries by trace, as `read_stored` returns them."""
+
+    def put_feedback(self, feedback: Sequence[Feedback], /) -> object: ...
+
+    def read_stored(self, trace_ids: Iterable[str]) -> Mapping[str, Any]: ...
+
+    def read_runs(self, trace_id: str, span_ids: Sequence[str]) -> Sequence[Sequence[Any]]: ...
+
+    def insert(self, spans: Mapping[str, Mapping[str, SpanRow]], stored: Mapping[str, Any]) -> None: ...
+
+    def summarize(self, trace_ids: Collection[str], stored: Mapping[str, Any], new: Mapping[str, Any]) -> None: ...
 
 
 class StoredAmendment(NamedTuple):
@@ -56,7 +67,7 @@ class StoredAmendment(NamedTuple):
 _COLUMNS = ", ".join(StoredAmendment._fields)
 
 
-def add_amendments(db: Database, writer: SpanWriter, amended: Sequence[Amendment]) -> list[bool]:
+def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]) -> list[bool]:
     """Store amendments, and apply those whose run is stored. Return for each whether its run is stored or was deleted.
 
     Raise `Refused` for invalid fields; then nothing is stored.
@@ -137,9 +148,7 @@ def _find_present(db: Database, rows: Sequence[StoredAmendment]) -> set[Amendmen
     return {AmendmentTarget(row[0], row[1], name) for row in found for name in (row[2], ANY_PROJECT)}
 
 
-def apply_waiting(
-    db: Database, writer: SpanWriter, trace_ids: Iterable[str], stored: Mapping[str, StoredTrace]
-) -> None:
+def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], stored: Mapping[str, Any]) -> None:
     """Apply the amendments of traces that are not part of their stored runs, and store the feedback in them."""
     ids = list(trace_ids)
     if not ids or not db.query("SELECT 1 FROM amendments LIMIT 1"):

@@ -50,7 +50,7 @@ from spanwise.collector.stores.clickhouse import (
     table_records,
     trace_queries,
 )
-from spanwise.collector.stores.clickhouse.database import Database
+from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.feedback_writer import FeedbackWriter
 from spanwise.collector.stores.clickhouse.inserter import Inserter, Job
 from spanwise.collector.stores.clickhouse.schema import TABLES
@@ -314,7 +314,7 @@ class ClickHouseTraces:
         return change_feed.count_later_changes(self._db, after)
 
     def latest_change(self) -> int:
-        return self._db.horizon()
+        return change_feed.read_latest_change(self._db)
 
     def get_trace_head(self, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
         return change_feed.read_head(self._db, trace_id, filters)

@@ -14,7 +14,7 @@ from typing import Any
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import EVALUATOR_KIND, Filter, validate_rule_filter
 from spanwise.collector.records import ChangePage, TraceHead
-from spanwise.collector.stores.clickhouse.database import Database
+from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.filter_values import evaluate_filters
 from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.table_rows import parse_text_cursor
@@ -165,12 +165,24 @@ def count_later_changes(db: Database, after: str | None) -> tuple[int, int | Non
     return count, first if count else None
 
 
+def read_latest_change(db: Database) -> int:
+    """Return the position of the last change up to the horizon. Later changes have higher positions."""
+    horizon = db.horizon()
+    for seconds in (60, 3600, 86_400, horizon):  # the skip index finds recent changes without reading the others
+        parameters = QueryParameters()
+        changes = _select_changes(parameters, max(0, horizon - seconds * 10**9), horizon)
+        [(latest,)] = db.query(f"SELECT max(change) FROM ({changes})", parameters)
+        if latest:
+            return int(latest)
+    return 0
+
+
 def parse_change(db: Database, cursor: str | None) -> int:
     """Return the position of a cursor. Raise `Refused` for a cursor that this store did not issue."""
     if cursor is None:
         return 0
     number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
-    if number < 0 or (number > db.floor() and number > db.now()):
+    if number < 0 or 0 < number < db.created_ns or (number > db.floor() and number > db.now()):
         raise Refused(
             f"cursor {cursor!r} is no position in this store's feed; use the `cursor` of an earlier page, or none"
         )

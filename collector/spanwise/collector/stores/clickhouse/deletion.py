@@ -16,7 +16,7 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import Retention
 from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.clickhouse import schema
-from spanwise.collector.stores.clickhouse.database import DAY_NS, Database
+from spanwise.collector.stores.clickhouse.connection import DAY_NS, Database
 from spanwise.collector.stores.clickhouse.filter_sql import TRACES, compile_filter
 from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.table_rows import cut_page, parse_text_cursor

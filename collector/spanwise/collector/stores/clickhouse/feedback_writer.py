@@ -13,10 +13,9 @@ from dataclasses import replace
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.records import JSON, Feedback, Outlet, apply_changes
-from spanwise.collector.records.data_records import feedback_id
 from spanwise.collector.stores.backends import TargetFeedback
 from spanwise.collector.stores.clickhouse import deletion
-from spanwise.collector.stores.clickhouse.database import Database
+from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.feedback_rows import (
     FEEDBACK_COLUMNS,
     FeedbackRow,
@@ -40,7 +39,7 @@ class FeedbackWriter:
 
     def write(self, feedback: Sequence[Feedback]) -> None:
         """Store feedback. The same id overwrites, unless its content is the same or has a higher lease number."""
-        by_id = {one.id: (encode_feedback(one), one.id == feedback_id(one)) for one in feedback}
+        by_id = {one.id: (encode_feedback(one), one.id == replace(one, id="").id) for one in feedback}
         rows = {id: row for id, (row, _) in by_id.items()}
         gone = deletion.find_deleted(self._db, {row.trace_id for row in rows.values()} - {""})
         outdated = {id for id, row in rows.items() if row.trace_id in gone}

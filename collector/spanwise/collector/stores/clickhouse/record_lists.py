@@ -362,14 +362,16 @@ def select_feedback(
 
 
 def _target_conditions(target: Target, parameters: QueryParameters) -> list[str]:
-    """Return conditions that select exactly this target."""
+    """Return conditions that select this target; a session without a project in any project."""
     found = [
         f"{name} = {parameters.text(getattr(target, name) or '')}"
         for name in ("trace_id", "session_id", "experiment_id")
     ]
-    for name, type in (("span_id", "String"), ("document", "Int64"), ("project", "String")):
+    for name, type in (("span_id", "String"), ("document", "Int64")):
         value = getattr(target, name)
         found.append(f"{name} IS NULL" if value is None else f"{name} = {parameters.bind(value, type)}")
+    if target.project is not None:
+        found.append(f"project = {parameters.text(target.project)}")
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from spanwise.collector.filter_evaluation import metadata_as_texts
 from spanwise.collector.records import JSON, Run
-from spanwise.collector.stores.clickhouse.database import get_day
+from spanwise.collector.stores.clickhouse.connection import get_day
 from spanwise.collector.stores.clickhouse.text_search import fold_words
 from spanwise.collector.stores.run_codec import (
     ALWAYS_SAMPLED,

@@ -12,13 +12,13 @@ safe:
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from spanwise.collector.records import Feedback
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.clickhouse import amendments, deletion, senders
-from spanwise.collector.stores.clickhouse.database import Database, get_day
+from spanwise.collector.stores.clickhouse.connection import Database, get_day
 from spanwise.collector.stores.clickhouse.span_rows import (
     CHECKSUM,
     FACT_COLUMNS,
@@ -173,7 +173,7 @@ class SpanWriter:
 
     def summarize(
         self,
-        trace_ids: Iterable[str],
+        trace_ids: Collection[str],
         stored: Mapping[str, StoredTrace],
         new: Mapping[str, Mapping[str, SpanRow]],
         forced: Iterable[str] = (),
@@ -211,6 +211,7 @@ class SpanWriter:
             self.destinations.note([row.fact for row in new[trace_id].values()])
         if summaries:
             numbers = {trace_id: trace.number for trace_id, trace in stored.items()}
+            summaries = {trace_id: summaries[trace_id] for trace_id in trace_ids if trace_id in summaries}
             columns = make_summary_columns(summaries, numbers, version, self._db.floor(), self.find_keep_days)
             self._db.insert_by_month("traces", columns, secrets.token_hex(8))
 

@@ -28,11 +28,11 @@ from spanwise.collector.stores.clickhouse.query_parameters import QueryParameter
 from spanwise.collector.stores.search_terms import IndexTerm, check_terms, compile_terms, split_cjk
 
 WORD_START = "W"  # a capital letter, which no folded word contains
+_NEXT_WORD = f" {WORD_START}"
 # Words as `filters.parse_search_terms` splits them
 _WORD = re.compile(r"[^\W_\u19b0-\u19c9\u1cf2]+")
-_ASCII_WORDS = str.maketrans(
-    {code: chr(code).lower() if chr(code).isalnum() else " " for code in range(128)}
-)  # for text in ASCII, several times as fast as the pattern
+# Lower case of letters and digits, and spaces for other bytes, of text in ASCII. Bytes take half the time of text
+_ASCII_WORDS = bytes(ord(chr(code).lower()) if chr(code).isalnum() and code < 128 else 32 for code in range(256))
 
 
 def _fold_table() -> dict[int, str | None]:
@@ -59,9 +59,12 @@ def fold_words(texts: Iterable[str]) -> str:
     """Return the searchable words of several texts, each text once, for the column `spans.words`."""
     lines = []
     for text in dict.fromkeys(texts):
-        words = text.translate(_ASCII_WORDS).split() if text.isascii() else _WORD.findall(split_cjk(fold(text)))
+        if text.isascii():
+            words = _NEXT_WORD.encode().join(text.encode().translate(_ASCII_WORDS).split()).decode()
+        else:
+            words = _NEXT_WORD.join(_WORD.findall(split_cjk(fold(text))))
         if words:
-            lines.append(f" {WORD_START}{f' {WORD_START}'.join(words)} ")
+            lines.append(f" {WORD_START}{words} ")
     return "\n".join(lines)
 
 
