@@ -385,6 +385,13 @@ class ClickHouseTraces:
     def delete_traces(self, gone: Iterable[DeletedTraces]) -> int:
         return deletion.delete_traces(self._db, gone)
 
+    def apply_retention(self, rules: Sequence[Retention]) -> None:
+        """Let the engine delete rows some days after `prune` should have. For a project whose maximum age has changed,
+        this rewrites one column of all its rows, in the background.
+        """
+        deletion.apply_retention(self._db, rules)
+        self._spans.keep_days = deletion.read_keep_days(self._db)
+
     def prepare_pruning(self, rule: Retention) -> list[Filter]:
         return deletion.prepare_pruning(self._db, rule)
 
@@ -397,7 +404,7 @@ class ClickHouseTraces:
 
 
 class _Maintenance:
-    """Thread that does what any collector may do for all: summaries of large traces, limits, leftovers of rules."""
+    """Thread that does what any collector may do for all: summaries of large traces, limits, what a killed collector left."""
 
     TICK_SECONDS, MINUTE_SECONDS = 1.0, 60.0
 
@@ -421,6 +428,7 @@ class _Maintenance:
                     self._spans.destinations.refresh()
                     self._spans.keep_days = deletion.read_keep_days(self._db)
                     senders.trim_open_runs(self._db)
+                    deletion.complete_deletions(self._db)
                     self._feedback.remove_outdated(self._db.now() - int(10 * self.MINUTE_SECONDS * 1e9))
                 self._inserter.trouble = None
             except StoreError as error:

@@ -456,6 +456,9 @@ class SQLiteTraces(Backend):
             total, tags = total + count, tags | theirs
         return total, tags
 
+    def apply_retention(self, rules: Sequence[Retention]) -> None:
+        """Do nothing: SQLite deletes nothing by itself."""
+
     def prepare_pruning(self, rule: Retention) -> list[Filter]:
         with self._file.read() as reader:
             expired, ahead = (
