@@ -18,7 +18,6 @@ from spanwise.collector.server import Server
 from spanwise.collector.stores import CombinedStore, Store
 from spanwise.collector.stores.backends import ControlBackend, TraceBackend
 from spanwise.collector.stores.clickhouse import ClickHouseTraces, filter_values
-from spanwise.collector.stores.postgres import PostgresControl
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
 from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
 from spanwise.collector.stores.sqlite.maintenance import background_jobs
@@ -70,15 +69,28 @@ def over_http(folder: Path, current: Current, url: str) -> Iterator[Store]:
         yield client
 
 
+@contextmanager
+def on_sqlite(folder: Path) -> Iterator[TraceBackend]:
+    traces = SQLiteTraces(file := DatabaseFile(folder / "traces.db"))
+    worker = background_jobs.BackgroundWorker(file, lambda: None)
+    try:
+        yield traces
+    finally:
+        worker.close()
+        traces.close()
+
+
 # name of a trace backend: from the request of a test and a folder to a context that gives it
 TRACE_BACKENDS: dict[str, Callable[[pytest.FixtureRequest, Path], AbstractContextManager[TraceBackend]]] = {
-    "sqlite": lambda request, folder: closing(SQLiteTraces(DatabaseFile(folder / "traces.db"))),
+    "sqlite": lambda request, folder: on_sqlite(folder),
     "clickhouse": lambda request, folder: closing(ClickHouseTraces(request.getfixturevalue("clickhouse_url"))),
 }
 
 
 @contextmanager
 def on_postgres(request: pytest.FixtureRequest) -> Iterator[ControlBackend]:
+    from spanwise.collector.stores.postgres import PostgresControl  # needs an extra
+
     with closing(PostgresControl(request.getfixturevalue("empty_database"))) as control:
         yield control
 
@@ -106,6 +118,15 @@ def made(name: str, request: pytest.FixtureRequest, folder: Path, shared: tuple[
 
 
 IMPLEMENTATIONS = ["http", "sqlite", "sqlite+postgres", "clickhouse+sqlite"]
+# Modules that ask nothing of a control backend. They run on PostgreSQL, too, but not in the quick suite
+OF_TRACES = {f"collector.conformance_{name}" for name in ("feed", "judgements", "sorting", "traces")}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "sqlite+postgres" in item.name and getattr(item, "function", item).__module__ in OF_TRACES:
+            item.add_marker(pytest.mark.process)
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)

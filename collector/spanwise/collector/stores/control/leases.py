@@ -118,9 +118,9 @@ class DecisionLeases(ControlOperationsBase):
         until = compute_expiry(now, seconds)
         if not active.enabled:
             return []
-        settle_cancelled(db, active.id, now)
+        if active.has_cancelled:
+            settle_cancelled(db, active.id, now)
         if backfill is None:
-            expire_over_budget(db, active.id, now)
             due = _find_due(db, SELECT_DUE, SELECT_OVER_BUDGET, active.id, now, max(0, limit), over_budget)
         else:
             job = find_claimable(db, active.id, backfill)
@@ -243,6 +243,9 @@ def _find_due(
     left = limit - len(rows) if over_budget is None else min(limit - len(rows), over_budget)
     if left > 0:
         offered = [DecisionRow(*row) for row in db.execute(select_over_budget, (of, now, left))]
+        if offered and select_over_budget is SELECT_OVER_BUDGET:
+            expire_over_budget(db, of, now)
+            offered = [DecisionRow(*row) for row in db.execute(select_over_budget, (of, now, left))]
         healthy += [row for row in offered if not row.deaths]
     return healthy
 
@@ -281,12 +284,12 @@ def _find_rows(db: Connection, claims: Iterable[Claim], lock: str = "") -> dict[
     by_rule: dict[tuple[str, str, str], set[str]] = {}
     for *named, target in map(_decision_key, claims):
         by_rule.setdefault((named[0], named[1], named[2]), set()).add(target)
-    sql = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s){lock}"
+    rule = "SELECT id FROM rules WHERE project = ? AND name = ? AND version = ? AND state = 'in force'"
+    sql = f"{SELECT_ROWS} WHERE rule = ({rule}) AND target IN (%s){lock}"
     rows: dict[DecisionKey, DecisionRow] = {}
     for of, targets in by_rule.items():
-        if (rule := find_active_rule(db, *of)) is not None:
-            found = [DecisionRow(*row) for row in select_many(db, sql, targets, (rule.id,))]
-            rows |= {(*of, row.target): row for row in found}
+        found = [DecisionRow(*row) for row in select_many(db, sql, sorted(targets), of)]
+        rows |= {(*of, row.target): row for row in found}
     return rows
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from spanwise.collector.errors import StoreError
+from spanwise.collector.errors import StoreError, require_extra
 from spanwise.collector.stores.control.control_database import WriteConnection
 from spanwise.collector.stores.control.control_operations import ControlOperations
 from spanwise.collector.stores.control.control_tables import ControlTables
-from spanwise.collector.stores.postgres.connection_pool import SCHEMA
-from spanwise.collector.stores.postgres.postgres_database import PostgresDatabase
 from spanwise.collector.stores.table_rows import Connection
+
+with require_extra("postgres", "a store on PostgreSQL"):
+    from spanwise.collector.stores.postgres.connection_pool import SCHEMA
+    from spanwise.collector.stores.postgres.postgres_database import PostgresDatabase
 
 # Tables whose ids the database assigns
 _NUMBERED_TABLES = "examples rules settings decisions backfills spend alerts alert_events notifications audit".split()
