@@ -6,12 +6,11 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from spanwise.collector.stores.clickhouse.database import Database, get_day
-
 from spanwise.collector.records import JSON, normalize_feedback
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.backends import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.clickhouse import schema
+from spanwise.collector.stores.clickhouse.connection import Database, get_day
 from spanwise.collector.stores.clickhouse.feedback_rows import (
     FEEDBACK_COLUMNS,
     FeedbackRow,
