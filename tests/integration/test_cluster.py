@@ -129,6 +129,14 @@ def test_neither_command_line_nor_output_contains_a_password(cluster: Cluster, m
     assert "keeps clickhouse://default@127.0.0.1" in told
 
 
+def test_a_password_that_is_typed_is_not_in_the_command_line(cluster: Cluster) -> None:
+    with serve(cluster.traces.replace("default@", "default:geh%40im@"), cluster.control) as collector:
+        command = Path(f"/proc/{collector.process.pid}/cmdline").read_bytes().decode()
+        told = collector.stop()
+    assert "geh" not in command + told
+    assert "clickhouse://default:${SPANWISE_PASSWORD_" in command
+
+
 def test_a_key_of_one_collector_opens_the_other_until_it_is_revoked(cluster: Cluster) -> None:
     secret = "another"
     with at(cluster.one) as one, at(cluster.other, secret) as other:

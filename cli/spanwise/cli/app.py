@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from copy import copy
 from importlib import import_module, metadata
 from typing import Annotated, Any, cast
+from urllib.parse import unquote
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -221,6 +223,25 @@ def spanwise(version: Version = False) -> None:
     show_migration_progress()
 
 
+# Address of a database with a password that is not `${NAME}`: all before it, the password, and the rest
+PASSWORD_PATTERN = re.compile(r"(.*\b(?:clickhouse|postgres|postgresql)://[^:@]*:)(?!\$\{)(.+)(@[^@]*)", re.DOTALL)
+
+
+def hide_passwords() -> None:
+    """Start this process again if its command line has a password of a database, so that other users do not see it.
+
+    The new command line refers to an environment variable (see `expand_environment`).
+    """
+    arguments, environment = list(sys.orig_argv), dict(os.environ)
+    for place, argument in enumerate(arguments):
+        if found := PASSWORD_PATTERN.fullmatch(argument):
+            name = f"SPANWISE_PASSWORD_{place}"
+            environment[name] = unquote(found[2])
+            arguments[place] = f"{found[1]}${{{name}}}{found[3]}"
+    if arguments != sys.orig_argv:
+        os.execve(sys.executable, arguments, environment)
+
+
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Convert errors that the user can fix into one line on stderr and exit status 1."""
@@ -232,6 +253,7 @@ def report_errors() -> Iterator[None]:
 
 def run() -> None:
     """Run the command named on the command line."""
+    hide_passwords()
     with report_errors():
         app()
 

@@ -34,6 +34,7 @@ from spanwise.cli.command_io import (
     print_table,
 )
 from spanwise.collector import check_database_path
+from spanwise.collector.address_parsing import hide_password
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter, parse, parse_duration
 from spanwise.collector.records import Retention
@@ -631,7 +632,9 @@ def _store_path(store: str | None) -> str:
     """Return the path of a database file, which need not exist. Raises `Refused` for the URL of a server."""
     path = check_database_path(store if store is not None else os.environ.get("SPANWISE_URL") or "spanwise.db")
     if "://" in path:
-        raise Refused(f"{path!r} is a server, but this command needs its database file; name the file with --store")
+        raise Refused(
+            f"{hide_password(path)!r} is no SQLite file, but this command needs one; name the file with --store"
+        )
     adopt_former_file(path)
     return path
 
