@@ -632,9 +632,10 @@ def _store_path(store: str | None) -> str:
     """Return the path of a database file, which need not exist. Raises `Refused` for the URL of a server."""
     path = check_database_path(store if store is not None else os.environ.get("SPANWISE_URL") or "spanwise.db")
     if "://" in path:
-        raise Refused(
-            f"{hide_password(path)!r} is no SQLite file, but this command needs one; name the file with --store"
-        )
+        what = "is a server, but this command needs its database file"
+        if not path.startswith(("http://", "https://")):
+            what = "is no SQLite file, but this command needs one"
+        raise Refused(f"{hide_password(path)!r} {what}; name the file with --store")
     adopt_former_file(path)
     return path
 
