@@ -49,18 +49,18 @@ def exported(file: Path) -> list[bytes]:
 
 def table_rows(file: Path) -> dict[str, list[Any]]:
     with closing(open_snapshot(file)) as store:
-        tables = store.control_tables  # type: ignore[attr-defined]
+        tables = store.control_tables()  # type: ignore[attr-defined]
         return {name: tables.export_rows(name, tables.columns(name), None, 10_000) for name in CONTROL_TABLES}
 
 
 def side_records(file: Path) -> list[Any]:
     with closing(open_snapshot(file)) as store:
-        return list(store.trace_copy.list_side_records())  # type: ignore[attr-defined]
+        return list(store.trace_copy().list_side_records())  # type: ignore[attr-defined]
 
 
 def positions(file: Path) -> list[Any]:
     with closing(open_snapshot(file)) as store:
-        return store.trace_copy.list_positions(0, 10_000)  # type: ignore[attr-defined,no-any-return]
+        return store.trace_copy().list_positions(0, 10_000)  # type: ignore[attr-defined,no-any-return]
 
 
 @pytest.fixture

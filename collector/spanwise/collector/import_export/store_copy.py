@@ -28,8 +28,9 @@ import msgspec
 from spanwise.collector.address_parsing import check_database_path, hide_password
 from spanwise.collector.errors import Refused
 from spanwise.collector.record_corrections import DAY_NS
-from spanwise.collector.stores.backends import DeletedTraces, NumberedFeedback, TraceCopy, TracePosition
+from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.control.control_tables import CONTROL_TABLES, ControlTables, Row
+from spanwise.collector.stores.copy_interfaces import NumberedFeedback, TraceCopy, TracePosition
 
 T = TypeVar("T")
 TRACES_PER_STEP, FEEDBACK_PER_STEP, ROWS_PER_STEP = 500, 1000, 1000
@@ -44,8 +45,11 @@ Report = Callable[[str, int], None]  # arguments: the records that are copied or
 class CopyEnd(Protocol):
     """Store as source or target of a copy."""
 
-    trace_copy: TraceCopy
-    control_tables: ControlTables
+    def trace_copy(self) -> TraceCopy:
+        """Return the export and import of traces, feedback and records of senders."""
+
+    def control_tables(self) -> ControlTables:
+        """Return the tables of control records."""
 
     @property
     def where(self) -> str:
@@ -126,20 +130,20 @@ def copy_store(source: CopyEnd, target: CopyEnd, state_file: Path, report: Repor
         _check_empty(target)
         state = CopyState(source.where, target.where)
         state.save(state_file)
-    target.trace_copy.begin_import()
+    target.trace_copy().begin_import()
     _copy_traces(source, target, state, state_file, report)
     _copy_feedback(source, target, state, state_file, report)
     if is_resumed:
         _repair_traces(source, target, report)
         _repair_feedback(source, target, report)
-    for positions in _list_positions(source.trace_copy):
-        target.trace_copy.import_positions(positions)
-    _copy_side_records(source.trace_copy, target.trace_copy)
+    for positions in _list_positions(source.trace_copy()):
+        target.trace_copy().import_positions(positions)
+    _copy_side_records(source.trace_copy(), target.trace_copy())
     latest = source.latest_change()
     for table in CONTROL_TABLES:
-        latest = max(latest, _copy_table(source.control_tables, target.control_tables, table, report))
-    target.control_tables.finish_import(source.control_tables.read_lease_number())
-    target.trace_copy.finish_import(latest, source.trace_copy.read_identity())
+        latest = max(latest, _copy_table(source.control_tables(), target.control_tables(), table, report))
+    target.control_tables().finish_import(source.control_tables().read_lease_number())
+    target.trace_copy().finish_import(latest, source.trace_copy().read_identity())
     here, there = summarize(source, report), summarize(target, report)
     if differences := here.find_differences(there):
         raise Refused(
@@ -152,7 +156,7 @@ def copy_store(source: CopyEnd, target: CopyEnd, state_file: Path, report: Repor
 
 def summarize(end: CopyEnd, report: Report) -> Contents:
     """Return the totals of a store. This reads everything."""
-    found, traces = Contents(), end.trace_copy
+    found, traces = Contents(), end.trace_copy()
     count = 0
     for positions in _list_positions(traces):
         for position in positions:
@@ -175,8 +179,8 @@ def summarize(end: CopyEnd, report: Report) -> Contents:
             totals.add(row.feedback)
     for table in CONTROL_TABLES:
         totals = found.tables[table] = Totals()
-        columns = end.control_tables.columns(table)
-        for batch_of_rows in _list_rows(end.control_tables, table, columns):
+        columns = end.control_tables().columns(table)
+        for batch_of_rows in _list_rows(end.control_tables(), table, columns):
             for values in batch_of_rows:
                 totals.rows += 1
                 totals.add(values)
@@ -203,8 +207,8 @@ def _hash(value: Any) -> int:
 
 def _copy_traces(source: CopyEnd, target: CopyEnd, state: CopyState, file: Path, report: Report) -> None:
     count = 0
-    for positions in _list_positions(source.trace_copy, state.after):
-        target.trace_copy.import_traces(positions, source.trace_copy.read_runs(positions))
+    for positions in _list_positions(source.trace_copy(), state.after):
+        target.trace_copy().import_traces(positions, source.trace_copy().read_runs(positions))
         state.after = positions[-1].number
         state.save(file)
         count += len(positions)
@@ -215,10 +219,10 @@ def _copy_feedback(source: CopyEnd, target: CopyEnd, state: CopyState, file: Pat
     count = 0
     cursor = state.feedback
     while True:
-        rows, cursor = source.trace_copy.list_feedback(cursor, FEEDBACK_PER_STEP)
+        rows, cursor = source.trace_copy().list_feedback(cursor, FEEDBACK_PER_STEP)
         if not rows:
             return
-        target.trace_copy.import_feedback(rows)
+        target.trace_copy().import_feedback(rows)
         state.feedback = cursor
         state.save(file)
         count += len(rows)
@@ -227,35 +231,35 @@ def _copy_feedback(source: CopyEnd, target: CopyEnd, state: CopyState, file: Pat
 
 def _repair_traces(source: CopyEnd, target: CopyEnd, report: Report) -> None:
     """Copy again the traces that differ, and delete those that the source no longer has."""
-    days = _find_days(_digest_traces(source.trace_copy), _digest_traces(target.trace_copy))
+    days = _find_days(_digest_traces(source.trace_copy()), _digest_traces(target.trace_copy()))
     if not days:
         return
-    wanted, found = (_collect_traces(end.trace_copy, days) for end in (source, target))
+    wanted, found = (_collect_traces(end.trace_copy(), days) for end in (source, target))
     wrong = [trace_id for trace_id, digest in found.items() if wanted.get(trace_id) != digest]
     for start in range(0, len(wrong), TRACES_PER_STEP):
         target.delete_traces([DeletedTraces(wrong[start : start + TRACES_PER_STEP])])
-    target.trace_copy.import_side_records([], first=True)  # a deletion refuses later spans of the same traces
-    for positions in _list_positions(source.trace_copy):
+    target.trace_copy().import_side_records([], first=True)  # a deletion refuses later spans of the same traces
+    for positions in _list_positions(source.trace_copy()):
         again = [one for one in positions if one.trace_id in wanted and found.get(one.trace_id) != wanted[one.trace_id]]
         if again:
-            target.trace_copy.import_traces(again, source.trace_copy.read_runs(again))
+            target.trace_copy().import_traces(again, source.trace_copy().read_runs(again))
             report("traces copied again", len(again))
 
 
 def _repair_feedback(source: CopyEnd, target: CopyEnd, report: Report) -> None:
     """Copy again feedback that differs, and delete feedback that the source no longer has."""
-    days = _find_days(_digest_feedback(source.trace_copy), _digest_feedback(target.trace_copy))
+    days = _find_days(_digest_feedback(source.trace_copy()), _digest_feedback(target.trace_copy()))
     if not days:
         return
-    wanted, found = (_collect_feedback(end.trace_copy, days) for end in (source, target))
+    wanted, found = (_collect_feedback(end.trace_copy(), days) for end in (source, target))
     if wrong := [id for id in found if id not in wanted]:
         target.delete_feedback(wrong)
-    for rows in _list_feedback(source.trace_copy, None):
+    for rows in _list_feedback(source.trace_copy(), None):
         again = [
             row for row in rows if row.feedback.id in wanted and found.get(row.feedback.id) != wanted[row.feedback.id]
         ]
         if again:
-            target.trace_copy.import_feedback(again)
+            target.trace_copy().import_feedback(again)
             report("feedback copied again", len(again))
 
 
@@ -388,8 +392,8 @@ def _load_state(source: CopyEnd, target: CopyEnd, path: Path) -> CopyState | Non
 
 
 def _check_empty(target: CopyEnd) -> None:
-    if target.trace_copy.list_positions(0, 1) or any(
-        target.control_tables.count(table) for table in ("rules", "decisions", "datasets", "experiments", "keys")
+    if target.trace_copy().list_positions(0, 1) or any(
+        target.control_tables().count(table) for table in ("rules", "decisions", "datasets", "experiments", "keys")
     ):
         raise Refused(f"{target.where!r} already holds records; copy into a new, empty store")
 

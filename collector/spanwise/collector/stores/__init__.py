@@ -22,6 +22,8 @@ Modules, in the order in which data flows:
   processes.
 - `search_terms`: Search terms of all backends: texts in a JSON value, tokens of Chinese, Japanese and Korean text, terms
   of a search.
+- `copy_interfaces`: Export and import of everything that a trace backend stores, for copies of whole stores: interface
+  and records.
 - `trace_assembly`: Assembly of traces: amendments merged into runs, the tree of runs, derived inputs and outputs of
   the root.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
@@ -159,6 +161,7 @@ __all__ = [
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "backends",
+    "copy_interfaces",
     "decision_explanation",
     "flat_tables",
     "rule_feedback",

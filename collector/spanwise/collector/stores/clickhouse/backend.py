@@ -108,7 +108,6 @@ class ClickHouseTraces:
             "came_after_deletion_total": self._spans.late + self._feedback.late,
         }
 
-    @property
     def trace_copy(self) -> ClickHouseTraceCopy:
         """Return the export and import of everything that this backend stores."""
         return ClickHouseTraceCopy(self._db, self._spans)

@@ -57,7 +57,6 @@ class PostgresControl(ControlOperations):
         """Return the URL without password."""
         return self._postgres.where
 
-    @property
     def control_tables(self) -> ControlTables:
         """Return the tables of this backend as rows, for copies."""
         return PostgresTables(self._postgres)

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from spanwise.collector.stores.control.control_database import WriteConnection
 from spanwise.collector.stores.control.control_operations import ControlOperations
-from spanwise.collector.stores.control.control_tables import ControlTables
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
-from spanwise.collector.stores.table_rows import Connection
 
-
-class SQLiteTables(ControlTables):
-    """Control tables of a database file."""
-
-    def _list_columns(self, db: Connection, table: str) -> Sequence[str]:
-        return [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-
-    def _read_lease_number(self, db: Connection) -> int:
-        return int(db.execute("SELECT last FROM numbers").fetchone()[0])
-
-    def _restore_numbers(self, db: WriteConnection, lease_number: int) -> None:
-        db.execute("UPDATE numbers SET last = ?", (lease_number,))
+if TYPE_CHECKING:
+    from spanwise.collector.stores.control.control_tables import ControlTables
 
 
 class SQLiteControl(ControlOperations):
@@ -40,9 +27,10 @@ class SQLiteControl(ControlOperations):
         """Write queued jobs, then close the file. Repeated calls do nothing."""
         self._file.close()
 
-    @property
     def control_tables(self) -> ControlTables:
         """Return the tables of this backend as rows, for copies."""
+        from spanwise.collector.stores.sqlite.file_copy import SQLiteTables  # only copies need it
+
         return SQLiteTables(self._file)
 
     def is_full(self) -> bool:

@@ -46,7 +46,6 @@ from spanwise.collector.stores.backends import (
     RuleScore,
     ScoreQuery,
     TargetFeedback,
-    TraceCopy,
 )
 from spanwise.collector.stores.combined_store import CombinedStore
 from spanwise.collector.stores.side_records import AmendmentTarget, get_amendment_target
@@ -71,7 +70,6 @@ from spanwise.collector.stores.sqlite.score_sums import listed_scores
 from spanwise.collector.stores.sqlite.score_sums.bucket_weights import weigh_buckets
 from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes, read_measure_sums, read_sums
 from spanwise.collector.stores.sqlite.score_sums.trace_measures import MeasureQuery
-from spanwise.collector.stores.sqlite.trace_copy import SQLiteTraceCopy
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
@@ -86,9 +84,10 @@ class SQLiteTraces(Backend):
     needs.
     """
 
-    @property
     def trace_copy(self) -> TraceCopy:
         """Return the export and import of everything that this backend stores."""
+        from spanwise.collector.stores.sqlite.file_copy import SQLiteTraceCopy  # only copies need it
+
         return SQLiteTraceCopy(self._file)
 
     # runs
@@ -487,6 +486,7 @@ class SQLiteTraces(Backend):
 
 if TYPE_CHECKING:
     from spanwise.collector.stores import LocalStore, Store
+    from spanwise.collector.stores.copy_interfaces import TraceCopy
 
     class _Store(CombinedStore, SQLiteTraces, SQLiteControl):
         """Type of the combined store for type checkers: it takes its operations from these two backends."""

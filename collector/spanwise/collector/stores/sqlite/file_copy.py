@@ -1,4 +1,4 @@
-"""Copies of traces, feedback and records of senders out of and into a SQLite file, with their numbers."""
+"""Copies of all records out of and into a SQLite file, with their numbers: traces, feedback, senders, control tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from functools import partial
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Alert, normalize_feedback
-from spanwise.collector.stores.backends import ExportedRun, NumberedFeedback, SideRecord, TracePosition
+from spanwise.collector.stores.control.control_database import WriteConnection
+from spanwise.collector.stores.control.control_tables import ControlTables
+from spanwise.collector.stores.copy_interfaces import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
 from spanwise.collector.stores.sqlite.database.score_sum_schema import mark_score_sums_stale
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
@@ -21,7 +23,7 @@ from spanwise.collector.stores.sqlite.write.feedback_table import (
 )
 from spanwise.collector.stores.sqlite.write.run_codec import encode
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
-from spanwise.collector.stores.table_rows import decode_record, select_many
+from spanwise.collector.stores.table_rows import Connection, decode_record, select_many
 
 # An import assigns change numbers from here on, until it restores the original ones, which are all lower
 TEMPORARY_CHANGES = 2**62
@@ -166,3 +168,16 @@ def _reserve(db: sqlite3.Connection, appender: Appender, positions: Sequence[Tra
     new = [(one.number, one.trace_id) for one in positions if one.trace_id not in stored]
     db.executemany("INSERT INTO traces (id, trace_id) VALUES (?, ?)", new)
     appender.forget()
+
+
+class SQLiteTables(ControlTables):
+    """Control tables of a database file."""
+
+    def _list_columns(self, db: Connection, table: str) -> Sequence[str]:
+        return [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+
+    def _read_lease_number(self, db: Connection) -> int:
+        return int(db.execute("SELECT last FROM numbers").fetchone()[0])
+
+    def _restore_numbers(self, db: WriteConnection, lease_number: int) -> None:
+        db.execute("UPDATE numbers SET last = ?", (lease_number,))
