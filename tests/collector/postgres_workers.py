@@ -134,6 +134,15 @@ def save_examples(url: str, number: int) -> list[int]:
     ]
 
 
+def save_or_delete_examples(url: str, number: int) -> None:
+    control = PostgresControl(url)
+    for at in range(15):
+        if number == 0:
+            control.delete_dataset("d")
+        else:
+            control.save_examples("d", [Example(id=f"{number}-{at}", inputs=at)])
+
+
 def save_rules(url: str, number: int) -> None:
     """Load a rules file again and again; all processes have the same, with other versions."""
     control = PostgresControl(url)
@@ -154,7 +163,9 @@ def decide_in_steps(url: str, number: int) -> int:
     for _ in range(30):
         cursor = control.cursor("r", "1", project="default")
         upto = str(int(cursor or 0) + 1)
-        recorded += control.record_decisions([decision_batch(Target(trace_id=f"t{upto}"), after=cursor, upto=upto)])[0]
+        recorded += control.record_decisions(
+            [decision_batch(Target(trace_id=f"{number}-{upto}"), after=cursor, upto=upto)]
+        )[0]
     return recorded
 
 

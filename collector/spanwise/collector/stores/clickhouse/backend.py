@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.feedback_writer import FeedbackWriter
 from spanwise.collector.stores.clickhouse.inserter import Inserter, Job
 from spanwise.collector.stores.clickhouse.schema import TABLES
-from spanwise.collector.stores.clickhouse.span_rows import encode_runs
+from spanwise.collector.stores.clickhouse.span_rows import SpanBatch, encode_runs
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
 from spanwise.collector.stores.clickhouse.trace_copy import ClickHouseTraceCopy
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
@@ -114,22 +114,29 @@ class ClickHouseTraces:
 
     # runs
 
+    def encoder(self) -> Callable[[Sequence[Run]], SpanBatch]:
+        return encode_runs
+
+    def write(self, rows: SpanBatch, feedback: Sequence[Feedback] = ()) -> Future[None]:
+        """Append rows from the encoder without waiting. Raise `Unavailable` if the queue is full."""
+        return self._put(rows, feedback, is_urgent=False)
+
     def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """Append without waiting. Raise `Unavailable` if the queue is full."""
-        return self._put(runs, feedback, is_urgent=False)
+        return self._put(encode_runs(runs), feedback, is_urgent=False)
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         if runs or feedback:
-            self._put(runs, list(map(normalize_feedback, feedback)), is_urgent=True).result()
+            self._put(encode_runs(runs), list(map(normalize_feedback, feedback)), is_urgent=True).result()
 
-    def _put(self, runs: Sequence[Run], feedback: Sequence[Feedback], *, is_urgent: bool) -> Future[None]:
+    def _put(self, batch: SpanBatch, feedback: Sequence[Feedback], *, is_urgent: bool) -> Future[None]:
         if self._owner != os.getpid():  # the threads did not survive a fork
             self._inserter, self._owner = Inserter(self._write), os.getpid()
             self._maintenance = _Maintenance(self._db, self._spans, self._feedback, self._inserter)
-        return self._inserter.put(encode_runs(runs), feedback, is_urgent=is_urgent)
+        return self._inserter.put(batch, feedback, is_urgent=is_urgent)
 
     def _write(self, jobs: Sequence[Job]) -> None:
-        """Write the feedback of jobs, then their runs: whoever sees the summary of a trace sees its feedback, too."""
+        """Write the feedback of jobs, then their runs, so that readers of a summary find its feedback, too."""
         feedback = [one for job in jobs for one in job.feedback]
         if feedback:
             self._feedback.write(feedback)
@@ -146,7 +153,7 @@ class ClickHouseTraces:
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
         if feedback:
-            self._put((), list(map(normalize_feedback, feedback)), is_urgent=True).result()
+            self._put(encode_runs(()), list(map(normalize_feedback, feedback)), is_urgent=True).result()
 
     def feedback(
         self,

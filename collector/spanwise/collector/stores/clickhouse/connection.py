@@ -256,7 +256,7 @@ class Database(Connection):
         return [(name, value) for name, value in self.query("SELECT name, value FROM database_facts")]
 
     def now(self) -> int:
-        """Return the time of the server. What was inserted before the call was visible before this time."""
+        """Return the time of the server. Rows inserted before the call are older than this time."""
         [(now,)] = self.query("SELECT toUnixTimestamp64Nano(now64(9))")
         return self._advance(now)
 

@@ -213,7 +213,7 @@ _FEEDBACK = Table(
         ),
         (
             "revision UInt128 DEFAULT bitOr(bitShiftLeft(toUInt128(ifNull(claim, 0)), 64), toUInt128(number))",
-            "version of the row: the highest lease number stands, then the latest insert",
+            "version of the row: the highest lease number is kept, then the latest insert",
         ),
     ],
 )

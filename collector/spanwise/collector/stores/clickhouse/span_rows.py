@@ -40,7 +40,7 @@ class SpanRow(NamedTuple):
 
     @property
     def version(self) -> int:
-        """Return the version of the row: the later end stands, then the larger size as sent, then more amendments."""
+        """Return the version of the row: ordered by end, then size as sent, then number of amendments."""
         size = self.fact.size if self.fact.sent is None else self.fact.sent
         return self.fact.end_ns << 64 | min(size, 2**40 - 1) << 24 | min(self.amendments, MAX_AMENDMENTS)
 

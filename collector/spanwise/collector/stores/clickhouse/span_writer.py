@@ -6,7 +6,7 @@ safe:
 - A collector first inserts and then reads what others may have inserted meanwhile. Of two collectors, the one that
   reads later therefore sees the rows of both.
 - Of two rows with one key, the engine keeps that with the higher version. The version of a summary is the server's
-  time after its spans were inserted and before they were read, so the summary that was computed from more spans stands.
+  time after its spans were inserted and before they were read, so the summary of more spans is kept.
 """
 
 from __future__ import annotations

@@ -44,10 +44,10 @@ class Leases(ControlOperationsBase):
             return None
         token = row[1] if row else db.issue_numbers(1)[0]
         lease = Lease(name=name, holder=holder, expires_ns=compute_expiry(now, seconds), token=token)
-        expired = "SELECT name FROM leases WHERE expires_ns <= ?/*pg FOR UPDATE SKIP LOCKED*/"
-        db.execute(f"DELETE FROM leases WHERE name = ? OR name IN ({expired})", (name, now))
-        sql = "INSERT INTO leases (name, holder, expires_ns, token) VALUES (?,?,?,?)"
-        db.execute(sql, (name, holder, lease.expires_ns, token))
+        sql = "SELECT name FROM leases WHERE expires_ns <= ?/*pg FOR UPDATE SKIP LOCKED*/"
+        if expired := db.execute(sql, (now,)).fetchall():
+            db.executemany("DELETE FROM leases WHERE name = ?", expired)
+        db.execute(_SAVE_LEASE, (name, holder, lease.expires_ns, token))
         return lease
 
     @write_operation
@@ -76,6 +76,12 @@ def compute_expiry(now: int, seconds: float) -> int:
     if not isfinite(seconds) or abs(seconds) > MAX_LEASE_SECONDS:
         raise Refused(f"the duration of a lease must be at most {MAX_LEASE_SECONDS:.0f} seconds, got {seconds!r}")
     return now + int(seconds * 1e9)
+
+
+_SAVE_LEASE = (
+    "INSERT INTO leases (name, holder, expires_ns, token) VALUES (?,?,?,?) ON CONFLICT (name) DO UPDATE SET"
+    " holder = excluded.holder, expires_ns = excluded.expires_ns, token = excluded.token"
+)
 
 
 DecisionKey: TypeAlias = tuple[str, str, str, str]  # project, rule, version, address of the target

@@ -34,6 +34,7 @@ else:
     __getattr__, __dir__ = lazy(
         __name__,
         store="SQLiteStore is_store_file open_snapshot open_store SQLiteTraces",
+        control_backend="SQLiteControl",
         database_file="DatabaseFile",
         **{
             "control_backend": "SQLiteControl",
