@@ -37,7 +37,6 @@ else:
         control_backend="SQLiteControl",
         database_file="DatabaseFile",
         **{
-            "control_backend": "SQLiteControl",
             "database.file_lock": "holder",
         },
     )
