@@ -39,7 +39,7 @@ def test_inserts_are_not_acknowledged_before_they_are_stored(db: Database) -> No
 def test_the_engine_knows_every_setting_of_the_tables(db: Database) -> None:
     names = ("fsync_after_insert", "fsync_part_directory", "non_replicated_deduplication_window")
     found = db.query(
-        "SELECT name FROM system.merge_tree_settings WHERE name IN {names:Array(String)}", {"names": names}
+        "SELECT name FROM system.merge_tree_settings WHERE name IN {names:Array(String)}", {"names": list(names)}
     )
     assert {row[0] for row in found} == set(names)
 

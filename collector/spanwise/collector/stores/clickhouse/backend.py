@@ -358,7 +358,7 @@ class ClickHouseTraces:
     # forwarding
 
     def identity(self) -> str:
-        return self._db.identity
+        return self._db.read_identity()
 
     def outlets(self) -> list[Outlet]:
         return feedback_writer.list_outlets(self._db)

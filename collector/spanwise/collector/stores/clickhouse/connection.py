@@ -50,6 +50,8 @@ _SETTINGS: Mapping[str, Any] = {
     "max_execution_time": REQUEST_SECONDS - 5,
     # A search for the beginning of a word reads the posting lists of up to this many words, else all texts
     "text_index_like_max_postings_to_read": 100_000,
+    # Reads the columns of the key first. With `FINAL`, the engine moves only conditions on the key
+    "optimize_move_to_prewhere_if_final": 1,
 }
 # In a cluster, an insert waits for a majority of the replicas, and a query for everything that was acknowledged
 _CLUSTER_SETTINGS: Mapping[str, Any] = {
@@ -225,7 +227,6 @@ class Database(Connection):
         self._time, self._measured = 0, time.monotonic_ns()
         self._can_read_processes = True
         facts = self._prepare_tables()
-        self.identity = min(value for name, value in facts if name == "identity")
         self.created_ns = min(int(value) for name, value in facts if name == "created_ns")
         last = "SELECT max(change) FROM traces UNION ALL SELECT max(number) FROM feedback UNION ALL SELECT max(number) FROM open_runs"
         self._advance(max(row[0] for row in self.query(last)))
@@ -251,6 +252,10 @@ class Database(Connection):
             self.insert("database_facts", {"name": ["schema_version", "identity", "created_ns"], "value": values})
             facts = self._read_facts()
         return facts
+
+    def read_identity(self) -> str:
+        """Return the random id of the database. Processes that created it at once agree as soon as all have done so."""
+        return min(value for name, value in self._read_facts() if name == "identity")
 
     def _read_facts(self) -> list[tuple[str, str]]:
         return [(name, value) for name, value in self.query("SELECT name, value FROM database_facts")]
