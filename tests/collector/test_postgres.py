@@ -306,6 +306,61 @@ def test_an_exhausted_pool_is_unavailable(control: PostgresControl) -> None:
     assert control.keys() == []
 
 
+def test_a_full_disk_is_unavailable_and_remembered(control: PostgresControl) -> None:
+    assert not control.is_full()
+    with pytest.raises(Unavailable, match="free space"):
+        control._postgres.write(lambda db: db.execute("DO 'BEGIN RAISE USING ERRCODE = ''53100''; END'"))
+    assert control.is_full()
+
+
+def test_a_standby_is_unavailable(control: PostgresControl) -> None:
+    def action(db: Any) -> None:
+        db.execute("SET TRANSACTION READ ONLY")
+        db.execute("DELETE FROM keys")
+
+    with pytest.raises(Unavailable, match="standby"):
+        control._postgres.write(action)
+
+
+def test_a_lock_that_others_hold_too_long_is_unavailable(control: PostgresControl) -> None:
+    held, until = threading.Event(), threading.Event()
+
+    def hold(db: Any) -> None:
+        db.lock("dataset", "d")
+        held.set()
+        until.wait(30)
+
+    def wait_shortly(db: Any) -> None:
+        db.execute("SET LOCAL lock_timeout = '100ms'")
+        db.lock("dataset", "d")
+
+    holder = threading.Thread(target=control._postgres.write, args=(hold,))
+    holder.start()
+    assert held.wait(30)
+    with pytest.raises(Unavailable, match="lock timeout"):
+        control._postgres.write(wait_shortly)
+    until.set()
+    holder.join()
+    control._postgres.write(wait_shortly)
+
+
+def test_shared_locks_wait_only_for_others(control: PostgresControl) -> None:
+    both, order = threading.Barrier(2), []
+
+    def share(db: Any) -> None:
+        db.lock("rule", "r", shared=True)
+        both.wait(30)  # two hold it at once
+        order.append("shared")
+
+    threads = [threading.Thread(target=control._postgres.write, args=(share,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    control._postgres.write(lambda db: db.lock("rule", "r"))
+    assert order == ["shared", "shared"]
+
+
 def test_a_query_beyond_its_time_limit_is_stopped(control: PostgresControl) -> None:
     context = collector.request_context
     query = context.CancellableQuery("the query", 0.2)
