@@ -19,8 +19,7 @@ from spanwise.collector.stores import CombinedStore, Store
 from spanwise.collector.stores.backends import ControlBackend, TraceBackend
 from spanwise.collector.stores.clickhouse import ClickHouseTraces, filter_values
 from spanwise.collector.stores.postgres import PostgresControl
-from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
-from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl, SQLiteStore, SQLiteTraces
 from spanwise.collector.stores.sqlite.maintenance import background_jobs
 from spanwise.collector.stores.sqlite.search import fulltext_index
 

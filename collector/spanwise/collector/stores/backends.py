@@ -166,6 +166,9 @@ class TraceBackend(Protocol):
         traces.
         """
 
+    def apply_retention(self, rules: Sequence[Retention]) -> None:
+        """Let the engine delete old data by all retention rules, if it can do so by itself, some days after `prune`."""
+
     def prepare_pruning(self, rule: Retention) -> Sequence[Filter]:
         """Return filters for the traces that a retention rule expires now.
 

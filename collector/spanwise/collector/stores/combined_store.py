@@ -285,7 +285,9 @@ class CombinedStore:
         """Prune by all stored retention rules, and delete feedback of abandoned leases."""
         before = CURRENT_ACTOR.set(Actor("", "retention", f"process {os.getpid()}"))
         try:
-            for rule in self._control.retention():
+            rules = self._control.retention()
+            self._traces.apply_retention(rules)
+            for rule in rules:
                 self.prune(rule)
             self.remove_abandoned_feedback()
         finally:

@@ -1,8 +1,7 @@
 """Amendments: fields of runs that arrive outside their spans, before or after them.
 
-An amendment is stored first and applied then. Whoever inserts a span looks for its amendments afterwards, and whoever
-inserts an amendment looks for its span. Of the two, the later one therefore applies it. Applying it twice changes
-nothing.
+An amendment is stored first and applied then. After the insert of a span, the writer looks for its amendments, and
+after the insert of an amendment for its span. The later of the two applies it. Applying it twice changes nothing.
 """
 
 from __future__ import annotations

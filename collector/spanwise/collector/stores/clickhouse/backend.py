@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -54,8 +54,9 @@ from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.feedback_writer import FeedbackWriter
 from spanwise.collector.stores.clickhouse.inserter import Inserter, Job
 from spanwise.collector.stores.clickhouse.schema import TABLES
-from spanwise.collector.stores.clickhouse.span_rows import encode_runs
+from spanwise.collector.stores.clickhouse.span_rows import SpanBatch, encode_runs
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
+from spanwise.collector.stores.clickhouse.trace_copy import ClickHouseTraceCopy
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
 
 log = logging.getLogger("spanwise.collector")
@@ -107,24 +108,35 @@ class ClickHouseTraces:
             "came_after_deletion_total": self._spans.late + self._feedback.late,
         }
 
+    def trace_copy(self) -> ClickHouseTraceCopy:
+        """Return the export and import of everything that this backend stores."""
+        return ClickHouseTraceCopy(self._db, self._spans)
+
     # runs
+
+    def encoder(self) -> Callable[[Sequence[Run]], SpanBatch]:
+        return encode_runs
+
+    def write(self, rows: SpanBatch, feedback: Sequence[Feedback] = ()) -> Future[None]:
+        """Append rows from the encoder without waiting. Raise `Unavailable` if the queue is full."""
+        return self._put(rows, feedback, is_urgent=False)
 
     def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """Append without waiting. Raise `Unavailable` if the queue is full."""
-        return self._put(runs, feedback, is_urgent=False)
+        return self._put(encode_runs(runs), feedback, is_urgent=False)
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         if runs or feedback:
-            self._put(runs, list(map(normalize_feedback, feedback)), is_urgent=True).result()
+            self._put(encode_runs(runs), list(map(normalize_feedback, feedback)), is_urgent=True).result()
 
-    def _put(self, runs: Sequence[Run], feedback: Sequence[Feedback], *, is_urgent: bool) -> Future[None]:
+    def _put(self, batch: SpanBatch, feedback: Sequence[Feedback], *, is_urgent: bool) -> Future[None]:
         if self._owner != os.getpid():  # the threads did not survive a fork
             self._inserter, self._owner = Inserter(self._write), os.getpid()
             self._maintenance = _Maintenance(self._db, self._spans, self._feedback, self._inserter)
-        return self._inserter.put(encode_runs(runs), feedback, is_urgent=is_urgent)
+        return self._inserter.put(batch, feedback, is_urgent=is_urgent)
 
     def _write(self, jobs: Sequence[Job]) -> None:
-        """Write the feedback of jobs, then their runs: whoever sees the summary of a trace sees its feedback, too."""
+        """Write the feedback of jobs, then their runs, so that readers of a summary find its feedback, too."""
         feedback = [one for job in jobs for one in job.feedback]
         if feedback:
             self._feedback.write(feedback)
@@ -141,7 +153,7 @@ class ClickHouseTraces:
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
         if feedback:
-            self._put((), list(map(normalize_feedback, feedback)), is_urgent=True).result()
+            self._put(encode_runs(()), list(map(normalize_feedback, feedback)), is_urgent=True).result()
 
     def feedback(
         self,
@@ -346,7 +358,7 @@ class ClickHouseTraces:
     # forwarding
 
     def identity(self) -> str:
-        return self._db.identity
+        return self._db.read_identity()
 
     def outlets(self) -> list[Outlet]:
         return feedback_writer.list_outlets(self._db)
@@ -379,6 +391,13 @@ class ClickHouseTraces:
     def delete_traces(self, gone: Iterable[DeletedTraces]) -> int:
         return deletion.delete_traces(self._db, gone)
 
+    def apply_retention(self, rules: Sequence[Retention]) -> None:
+        """Let the engine delete rows some days after `prune` should have. For a project whose maximum age has changed,
+        this rewrites one column of all its rows, in the background.
+        """
+        deletion.apply_retention(self._db, rules)
+        self._spans.keep_days = deletion.read_keep_days(self._db)
+
     def prepare_pruning(self, rule: Retention) -> list[Filter]:
         return deletion.prepare_pruning(self._db, rule)
 
@@ -391,7 +410,7 @@ class ClickHouseTraces:
 
 
 class _Maintenance:
-    """Thread that does what any collector may do for all: summaries of large traces, limits, leftovers of rules."""
+    """Thread that does what any collector may do for all: summaries of large traces, limits, what a killed collector left."""
 
     TICK_SECONDS, MINUTE_SECONDS = 1.0, 60.0
 
@@ -415,6 +434,7 @@ class _Maintenance:
                     self._spans.destinations.refresh()
                     self._spans.keep_days = deletion.read_keep_days(self._db)
                     senders.trim_open_runs(self._db)
+                    deletion.complete_deletions(self._db)
                     self._feedback.remove_outdated(self._db.now() - int(10 * self.MINUTE_SECONDS * 1e9))
                 self._inserter.trouble = None
             except StoreError as error:

@@ -165,6 +165,21 @@ def _remove_batch(db: Database, batch: str) -> None:
         _delete(db, table, deleted, {"batch": batch})
 
 
+def complete_deletions(db: Database, age_s: int = 60) -> int:
+    """Remove the rows of traces that were deleted in the last day, but not just now. Return the number of traces.
+
+    They remain if a collector was killed after it had inserted the tombstones.
+    """
+    sql = (
+        "SELECT DISTINCT trace_id FROM traces WHERE trace_id IN (SELECT trace_id FROM tombstones"
+        " WHERE deleted > now() - 86400 AND deleted <= now() - {age:UInt32}) LIMIT {most:UInt32}"
+    )
+    ids = [row[0] for row in db.query(sql, {"age": age_s, "most": BATCH_TRACES})]
+    if ids:
+        remove_rows(db, ids)
+    return len(ids)
+
+
 def _delete(db: Database, table: str, where: str, parameters: Mapping[str, Any]) -> None:
     """Delete rows. They are invisible on return. Nothing is written if there are none."""
     if db.query(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1", parameters):
@@ -277,6 +292,7 @@ def apply_retention(db: Database, rules: Iterable[Retention]) -> None:
         for project in projects if "" in changed else set(changed).intersection(projects):
             limits = [limit for limit in (everywhere, wanted.get(project, 0)) if limit]
             db.command(
-                f"ALTER TABLE {target} UPDATE keep_days = {{days:UInt16}} WHERE project = {{project:String}}",
+                f"ALTER TABLE {target} UPDATE keep_days = {{days:UInt16}} WHERE project = {{project:String}}"
+                " SETTINGS mutations_sync = 0",  # it may take longer than a request
                 {"days": min(limits, default=0), "project": project},
             )

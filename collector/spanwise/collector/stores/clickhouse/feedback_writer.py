@@ -1,7 +1,7 @@
 """Feedback writer: stores, replaces and deletes feedback, also that of rules, without transactions.
 
 A row is its own entry in the change feed, and a deletion is a row, too. Of two rows with one id, that with the higher
-lease number stands, whichever arrives later. What remains of an earlier lease under other keys is removed by the call
+lease number is kept, whichever arrives later. Feedback of an earlier lease under other keys is removed by the call
 that replaces it, and, if that is interrupted, by `remove_outdated`.
 """
 

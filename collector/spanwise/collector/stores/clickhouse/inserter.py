@@ -24,7 +24,7 @@ log = logging.getLogger("spanwise.collector")
 COLLECT_ROWS, COLLECT_SECONDS = 1_000, 0.2  # a write begins with this many rows, or after this time
 MAX_WRITE_ROWS = 10_000  # rows of one write
 MAX_QUEUED_ROWS, MAX_QUEUED_BYTES = 50_000, 256 * 1024 * 1024
-# Small writes without waiting: so many at once, and so many per second on average
+# Limits of small writes without waiting: at once, and per second on average
 MAX_SMALL_WRITES, SMALL_WRITES_PER_SECOND = 50, 5.0
 
 
@@ -77,7 +77,7 @@ class Inserter:
         return job.future
 
     def close(self) -> None:
-        """Write what is queued, then stop."""
+        """Write the queued jobs, then stop."""
         with self._ready:
             self._is_closing = True
             self._ready.notify()

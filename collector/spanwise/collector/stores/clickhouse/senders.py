@@ -22,8 +22,8 @@ from spanwise.collector.stores.side_records import (
 from spanwise.collector.stores.table_rows import dumps, loads
 from spanwise.tracer.http_connections import MAX_DESTINATIONS
 
-# Open runs: runs that have started and not ended. Whoever inserts a span looks for open runs afterwards, and whoever
-# inserts an open run looks for its span, so that none stays open after its span was stored.
+# Open runs: runs that have started and not ended. After the insert of a span, the writer looks for
+# open runs, and after the insert of an open run for its span, so that none stays open after its span was stored.
 
 MAX_OPEN_RUNS = 10_000
 _SELECT_OPEN_RUNS = f"SELECT {', '.join(OPEN_RUN_COLUMNS)} FROM open_runs FINAL"
@@ -122,7 +122,7 @@ def count_spans(db: Database, rows: Sequence[SpanRow]) -> None:
 
 
 def add_reports(db: Database, reports: Iterable[ProcessReport]) -> None:
-    """Store the reports of processes. The report with the higher counts stands."""
+    """Store the reports of processes. The report with the higher counts is kept."""
     columns = _ProcessColumns()
     now = db.now()
     for report in reports:

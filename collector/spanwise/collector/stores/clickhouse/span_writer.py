@@ -6,7 +6,7 @@ safe:
 - A collector first inserts and then reads what others may have inserted meanwhile. Of two collectors, the one that
   reads later therefore sees the rows of both.
 - Of two rows with one key, the engine keeps that with the higher version. The version of a summary is the server's
-  time after its spans were inserted and before they were read, so the summary that was computed from more spans stands.
+  time after its spans were inserted and before they were read, so the summary of more spans is kept.
 """
 
 from __future__ import annotations
@@ -95,9 +95,13 @@ class SpanWriter:
 
     def read_stored(self, trace_ids: Iterable[str]) -> dict[str, StoredTrace]:
         """Return the stored summaries of traces."""
-        columns = "number, change, start_ns, span_count, checksum"
-        sql = f"SELECT trace_id, {columns} FROM traces FINAL WHERE trace_id IN {{ids:Array(String)}}"
-        return {row[0]: StoredTrace(*row[1:]) for row in self._db.query(sql, {"ids": list(trace_ids)})}
+        sql = "SELECT DISTINCT trace_id FROM traces WHERE trace_id IN {ids:Array(String)}"
+        known = [row[0] for row in self._db.query(sql, {"ids": list(trace_ids)})]
+        if not known:  # most traces are new, and one column takes half the time
+            return {}
+        columns = "trace_id, number, change, start_ns, span_count, checksum"
+        sql = f"SELECT {columns} FROM traces FINAL WHERE trace_id IN {{ids:Array(String)}}"
+        return {row[0]: StoredTrace(*row[1:]) for row in self._db.query(sql, {"ids": known})}
 
     def _read_versions(
         self, incoming: Mapping[str, Mapping[str, SpanRow]], stored: Iterable[str]
@@ -185,27 +189,27 @@ class SpanWriter:
         `new` has all spans of traces that had none before. Their summary is computed without reading them, unless other
         collectors have inserted more. A summary that includes all spans is not written again, except for `forced`.
         """
-        version, forced = self._db.now(), set(forced)
-        summaries: dict[str, Summary] = {}
-        unread: list[str] = []
-        large = [id for id in trace_ids if id in stored and stored[id].span_count > LARGE_TRACE_SPANS]
-        present = self._read_checksums([trace_id for trace_id in trace_ids if trace_id not in large])
-        for trace_id, checksum in present.items():
-            rows = new.get(trace_id, {}).values()
-            spans = [(row.fact, row.version, row.service_version) for row in rows]
-            if rows and checksum == get_checksum(version for _, version, _ in spans):
-                summaries[trace_id] = summarize_facts(spans)
-            elif trace_id in forced or trace_id not in stored or stored[trace_id].checksum != checksum:
-                unread.append(trace_id)
+        version, forced = self._db.now(), set(forced).intersection(stored)
+        large = {id for id in trace_ids if id in stored and stored[id].span_count > LARGE_TRACE_SPANS}
         if postpone:
-            recent = [id for id in large if version - stored[id].change < LARGE_TRACE_SECONDS * 1e9]
-            self._postpone(recent)
-            large = [id for id in large if id not in recent]
-        unread += large
+            recent = {id for id in large if version - stored[id].change < LARGE_TRACE_SECONDS * 1e9}
+            self._postpone(sorted(recent))
+            trace_ids, large, forced = [id for id in trace_ids if id not in recent], large - recent, forced - recent
+        sums = self._sum_versions([id for id in trace_ids if id not in large and id not in forced])
+        summaries: dict[str, Summary] = {}
+        unread = [*large, *(forced - large)]
+        for trace_id, checksum in sums.items():
+            rows = new.get(trace_id, {}).values()
+            if rows and checksum == get_checksum(row.version for row in rows):
+                summaries[trace_id] = summarize_facts((row.fact, row.version, row.service_version) for row in rows)
+            elif trace_id not in stored or stored[trace_id].checksum != checksum:
+                unread.append(trace_id)
         for start in range(0, len(unread), TRACES_PER_READ):
             some = unread[start : start + TRACES_PER_READ]
             for trace_id, found in self._read_facts("trace_id IN {ids:Array(String)}", {"ids": some}).items():
-                summaries[trace_id] = summarize_facts(found)
+                summary = summarize_facts(found)
+                if trace_id in forced or trace_id not in stored or stored[trace_id].checksum != summary.checksum:
+                    summaries[trace_id] = summary
                 self.destinations.note([span.fact for span in found])
         for trace_id in summaries.keys() & new.keys():
             self.destinations.note([row.fact for row in new[trace_id].values()])
@@ -215,8 +219,13 @@ class SpanWriter:
             columns = make_summary_columns(summaries, numbers, version, self._db.floor(), self.find_keep_days)
             self._db.insert_by_month("traces", columns, secrets.token_hex(8))
 
-    def _read_checksums(self, trace_ids: Sequence[str]) -> dict[str, int]:
-        sql = f"SELECT trace_id, {CHECKSUM} FROM spans FINAL WHERE trace_id IN {{ids:Array(String)}} GROUP BY trace_id"
+    def _sum_versions(self, trace_ids: Sequence[str]) -> dict[str, int]:
+        """Return the sum over the versions of all rows of each trace.
+
+        Rows that will be replaced are included. The sum is therefore the checksum of the spans, or higher. Without
+        `FINAL`, the query takes a third of the time.
+        """
+        sql = f"SELECT trace_id, {CHECKSUM} FROM spans WHERE trace_id IN {{ids:Array(String)}} GROUP BY trace_id"
         return dict(self._db.query(sql, {"ids": list(trace_ids)})) if trace_ids else {}
 
     def _postpone(self, trace_ids: Sequence[str]) -> None:

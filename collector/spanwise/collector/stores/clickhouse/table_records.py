@@ -1,7 +1,7 @@
 """Source records of flat tables (see `spanwise.collector.stores.flat_tables`), in pages of limited size.
 
 Traces come in the order of lists, latest start first, and the runs of each trace by start time. A page has fewer
-records than requested if they are large, so that its size does not depend on what was stored.
+records than requested if they are large, so that its size is limited.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _TRACE_COLUMNS = (
 
 def _read_trace_records(db: Connection, filter: Filter, limit: int, cursor: str | None) -> Page[TraceRecord]:
     fetched, next = select_traces(db, filter, _TRACE_COLUMNS, limit, cursor, start=1)
-    sizes = _read_sizes(db, [(row[0], row[2]) for row in fetched])
+    sizes = {trace_id: size for trace_id, _, size in select_spans(db, "size", [(row[0], row[2]) for row in fetched])}
     rows, next = _cut(fetched, _count_fitting([sizes.get(row[0], 0) for row in fetched], PAGE_BYTES), next)
     contents = read_roots(db, [RootRow(row[0], row[2], row[13], row[3]) for row in rows], lambda value: value)
     newest = read_newest_feedback(db, [row[0] for row in rows])
@@ -87,15 +87,6 @@ def _read_trace_records(db: Connection, filter: Filter, limit: int, cursor: str 
         lists = row[4], row[5], metadata
         records.append(TraceRecord._make((*row[8:27], bool(row[7]), row[27], *lists, row[2], inputs, outputs, scores)))
     return Page(items=tuple(records), next=next)
-
-
-def _read_sizes(db: Connection, roots: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Return the size of the payload of each root, by trace id."""
-    if not roots:
-        return {}
-    parameters = QueryParameters()
-    sql = f"SELECT trace_id, size FROM spans FINAL WHERE {select_spans(roots, parameters)}"
-    return dict(db.query(sql, parameters))
 
 
 # runs and documents

@@ -1,0 +1,178 @@
+"""Deletion and retention on ClickHouse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from collector.making import SECOND, child, run
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Feedback, Retention, Run, Target
+from spanwise.collector.stores import CombinedStore, Store
+from spanwise.collector.stores.clickhouse import ClickHouseTraces, deletion
+from spanwise.collector.stores.sqlite import DatabaseFile
+from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
+
+pytestmark = pytest.mark.process
+DAY = 86_400 * SECOND
+
+
+@pytest.fixture
+def traces(clickhouse_url: str) -> Iterator[ClickHouseTraces]:
+    with closing(ClickHouseTraces(clickhouse_url)) as traces:
+        yield traces
+
+
+@pytest.fixture
+def store(traces: ClickHouseTraces, tmp_path: Path) -> Iterator[Store]:
+    with closing(SQLiteControl(DatabaseFile(tmp_path / "control.db"))) as control:
+        yield cast(Store, CombinedStore(traces, control))
+
+
+def old(days: float, **fields: Any) -> Run:
+    start = time.time_ns() - int(days * DAY)
+    return run(start_ns=start, end_ns=start + SECOND, **fields)
+
+
+def count_rows(traces: ClickHouseTraces, table: str) -> int:
+    return int(traces._db.query(f"SELECT count() FROM {table}")[0][0])
+
+
+def wait_until(look: Callable[[], Any], seconds: float = 30) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def judged(root: Run, judgement: Run, **target: Any) -> Feedback:
+    about = Target(**target) if target else Target(trace_id=root.trace_id)
+    return Feedback(target=about, key="good", score=1.0, source="model", judge_trace_id=judgement.trace_id)
+
+
+def test_a_deleted_trace_takes_everything_about_it_along(traces: ClickHouseTraces, store: Store) -> None:
+    kept, root, judgement = run(), run(session_id="s"), run(kind="evaluator")
+    store.append([kept, child(kept), root, child(root), judgement], [judged(root, judgement)])
+    store.append([], [judged(root, judgement, session_id="s")])
+    assert store.delete(trace_ids=(root.trace_id,)) == 1
+    assert store.count() == {"spans": 2, "traces": 1, "feedbacks": 0}
+    assert (count_rows(traces, "spans"), count_rows(traces, "feedback")) == (2, 0)
+
+
+def test_many_traces_are_deleted_in_several_batches(
+    traces: ClickHouseTraces, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletion, "BATCH_TRACES", 4)
+    store.append([run(name="out") for _ in range(11)] + [run(name="kept") for _ in range(3)])
+    assert store.delete(name="out") == 11
+    assert [one.name for one in store.traces()] == ["kept"] * 3
+    assert count_rows(traces, "spans") == 3
+
+
+def test_parts_without_other_traces_are_dropped_without_a_mutation(traces: ClickHouseTraces, store: Store) -> None:
+    store.append([old(90, name="out") for _ in range(5)])
+    store.append([old(1, name="kept")])
+    assert store.delete(name="out") == 5
+    mutations = (
+        "SELECT count() FROM system.mutations WHERE database = currentDatabase() AND table IN ('spans', 'traces')"
+    )
+    assert traces._db.query(mutations) == [(0,)]
+    assert [one.name for one in store.traces()] == ["kept"]
+
+
+def test_traces_that_arrive_during_a_deletion_remain(traces: ClickHouseTraces, store: Store) -> None:
+    store.append([run(name="out") for _ in range(3)])
+    upto = traces.latest_trace_number()
+    store.append([run(name="out")])
+    lot = traces.find_deletable_traces(Filter(name="out"), upto=upto)
+    assert lot is not None
+    assert len(lot.traces) == 3
+    assert traces.delete_traces([lot]) == 3
+    assert traces.find_deletable_traces(Filter(name="out"), upto=upto) is None
+    assert store.count()["traces"] == 1
+
+
+def test_a_deletion_that_was_interrupted_is_completed_by_any_collector(traces: ClickHouseTraces, store: Store) -> None:
+    root, kept = run(), run()
+    store.append([root, child(root), kept])
+    deletion._put_tombstones(traces._db, [root.trace_id], "interrupted")  # killed before the rows were removed
+    assert deletion.complete_deletions(traces._db) == 0  # it may still be running
+    assert deletion.complete_deletions(traces._db, 0) == 1
+    assert deletion.complete_deletions(traces._db, 0) == 0
+    assert store.count() == {"spans": 1, "traces": 1, "feedbacks": 0}
+    assert count_rows(traces, "spans") == 1
+
+
+def test_a_rule_deletes_what_is_too_old(store: Store) -> None:
+    store.append([old(10, project="p"), old(10, project="q"), old(1, project="p")])
+    assert store.prune(Retention(project="p", max_age_ns=5 * DAY)) == 1
+    assert sorted(one.project for one in store.traces()) == ["p", "q"]
+    assert store.prune(Retention(max_age_ns=5 * DAY)) == 1
+
+
+def test_a_rule_deletes_the_oldest_of_what_is_too_large(store: Store) -> None:
+    store.append([old(day, name=f"day {day}", inputs=f"{day} " * 20_000) for day in range(1, 9)])
+    total = store.vacuum() or 0
+    assert total >= 0
+    store.prune(Retention(max_bytes=1))
+    assert store.count()["traces"] == 0
+
+
+def test_a_size_that_is_not_exceeded_deletes_nothing(store: Store) -> None:
+    store.append([old(1), old(2)])
+    assert store.prune(Retention(max_bytes=10**12)) == 0
+    assert store.count()["traces"] == 2
+
+
+def test_feedback_whose_trace_never_came_expires(traces: ClickHouseTraces, store: Store) -> None:
+    long_ago = time.time_ns() - 10 * DAY
+    store.add_feedback([Feedback(target=Target(trace_id="f" * 32), key="a", score=1.0, created_ns=long_ago)])
+    store.add_feedback([Feedback(target=Target(trace_id="e" * 32), key="a", score=1.0)])
+    store.prune(Retention(max_age_ns=5 * DAY))
+    assert [one.target.trace_id for one in store.feedbacks(target=Target(trace_id="e" * 32))] == ["e" * 32]
+    assert store.count()["feedbacks"] == 1
+
+
+def test_the_engine_deletes_by_itself_what_no_collector_has_pruned(traces: ClickHouseTraces) -> None:
+    traces.append([old(100, project="p"), old(100, project="q"), old(1, project="p")])
+    traces.apply_retention([Retention(project="p", max_age_ns=30 * DAY)])
+    done = "SELECT count() FROM system.mutations WHERE database = currentDatabase() AND NOT is_done"
+    assert wait_until(lambda: traces._db.query(done) == [(0,)])
+    traces.vacuum()
+    assert sorted(one.project for one in traces.traces()) == ["p", "q"]
+    assert count_rows(traces, "spans") == 2
+
+
+def test_a_rule_that_is_removed_no_longer_deletes(traces: ClickHouseTraces) -> None:
+    traces.append([old(20, project="p")])
+    traces.apply_retention([Retention(max_age_ns=30 * DAY)])
+    assert traces._spans.find_keep_days("p") == 32
+    traces.append([old(20, project="p")])
+    traces.apply_retention([])
+    assert traces._spans.find_keep_days("p") == 0
+    keep = "SELECT DISTINCT keep_days FROM spans FINAL"
+    assert wait_until(lambda: traces._db.query(keep) == [(0,)])
+
+
+def test_the_same_rules_again_change_nothing(traces: ClickHouseTraces) -> None:
+    traces.append([old(1)])
+    rules = [Retention(project="default", max_age_ns=30 * DAY)]
+    traces.apply_retention(rules)
+    count = "SELECT count() FROM system.mutations WHERE database = currentDatabase()"
+    before = traces._db.query(count)
+    traces.apply_retention(rules)
+    assert traces._db.query(count) == before
+
+
+def test_vacuum_removes_replaced_rows(traces: ClickHouseTraces) -> None:
+    root = run()
+    for end in range(3):
+        traces.append([run(trace_id=root.trace_id, span_id=root.span_id, end_ns=root.end_ns + end)])
+    assert count_rows(traces, "spans") >= 1
+    traces.vacuum()
+    assert (count_rows(traces, "spans"), count_rows(traces, "traces")) == (1, 1)
