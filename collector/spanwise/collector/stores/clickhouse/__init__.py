@@ -36,3 +36,11 @@ else:
     __getattr__, __dir__ = lazy(__name__, backend="ClickHouseTraces")
 
 __all__ = ["ClickHouseTraces"]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "connection",
+    "feedback_rows",
+    "filter_values",
+    "schema",
+]
