@@ -424,6 +424,27 @@ def test_transactions_that_wait_for_each_other_both_succeed(control: PostgresCon
 # Migrations
 
 
+def newest_version() -> int:
+    return len(list((Path(postgres_package.__file__).parent / "migrations").glob("*.sql")))
+
+
+def test_an_older_database_is_brought_up_to_date_and_keeps_its_records(postgres: PostgresServer) -> None:
+    url = postgres.create_database()
+    first = PostgresControl(url)
+    first.acquire("a", "one", 60.0)
+    first.close()
+    with postgres.connect(url.split("/")[3].split("?")[0]) as db:
+        db.execute("DROP TABLE spanwise.secrets")  # of migration 2
+        db.execute("UPDATE spanwise.schema_version SET version = 1")
+    again = PostgresControl(url)
+    assert len(again.shared_secret()) == 32
+    assert [one.name for one in again.leases()] == ["a"]
+    again.close()
+    with postgres.connect(url.split("/")[3].split("?")[0]) as db:
+        assert db.execute("SELECT version FROM spanwise.schema_version").fetchall() == [(newest_version(),)]
+    postgres.drop_database(url)
+
+
 def test_a_database_of_a_newer_version_is_refused(postgres: PostgresServer) -> None:
     url = postgres.create_database()
     PostgresControl(url).close()
