@@ -165,7 +165,7 @@ def measure_delays(alerts: int, traces: int, rate: float, minutes: float, *, fir
         kinds = {}
         for kind, options in DUE_KINDS.items():
             if firing and options.get("key"):
-                options = {**options, "above": 0.2, "below": None, "drop": None}
+                options = {**options, "above": 0.2, "below": None, "drop": None, "to": ("log",)}
             for number in range(alerts // len(DUE_KINDS)):
                 kinds[f"{kind} {number}"] = kind
                 served.store.save_alert(Alert(name=f"{kind} {number}", project="bench", **options))  # type: ignore[arg-type]

@@ -298,9 +298,9 @@ def main() -> None:
     print(f"{options.traces} traces, sessions of {options.turns}, {options.keys} keys; microseconds of CPU per trace")
     for name in ("finish", "apply"):
         print(f"{name}: {interval([one[name] for one in after])}")
-    if before:
-        pairs = [new["finish"] - old["finish"] for old, new in zip(before, after, strict=True)]
-        print(f"finish before: {interval([one['finish'] for one in before])}; difference: {interval(pairs)}")
+        if before:
+            pairs = [new[name] - old[name] for old, new in zip(before, after, strict=True)]
+            print(f"{name} before: {interval([one[name] for one in before])}; difference: {interval(pairs)}")
 
 
 if __name__ == "__main__":

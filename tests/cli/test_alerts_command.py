@@ -95,7 +95,7 @@ def test_the_api_has_the_same_operations(file):
         assert {alert.name for alert in store.alerts()} == {"grounded", "other"}
         [group] = store.acknowledge_alert("grounded")
         assert group.is_acknowledged
-        assert store.snooze_alert("grounded", until_ns=NOW + HOUR_NS).snoozed_until_ns == NOW + HOUR_NS
+        assert store.snooze_alert("grounded", until_ns=NOW + 24 * HOUR_NS).snoozed_until_ns == NOW + 24 * HOUR_NS
         assert store.change_alert("grounded", to=["x"]).to == ("x",)
         assert store.test_alert("grounded")
         assert [event.after for event in store.alert_events(alert="grounded")] == ["firing", "ok"]

@@ -19,8 +19,7 @@ from spanwise.collector.stores import CombinedStore, Store
 from spanwise.collector.stores.backends import ControlBackend, TraceBackend
 from spanwise.collector.stores.clickhouse import ClickHouseTraces, filter_values
 from spanwise.collector.stores.postgres import PostgresControl
-from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
-from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl, SQLiteStore, SQLiteTraces
 from spanwise.collector.stores.sqlite.maintenance import background_jobs
 from spanwise.collector.stores.sqlite.search import fulltext_index
 
@@ -70,15 +69,27 @@ def over_http(folder: Path, current: Current, url: str) -> Iterator[Store]:
         yield client
 
 
+@contextmanager
+def on_sqlite(request: pytest.FixtureRequest, folder: Path) -> Iterator[TraceBackend]:
+    traces = SQLiteTraces(file := DatabaseFile(folder / "traces.db"))
+    worker = background_jobs.BackgroundWorker(file, lambda: None)
+    try:
+        yield traces
+    finally:
+        worker.close()
+        traces.close()
+
+
 # name of a trace backend: from the request of a test and a folder to a context that gives it
 TRACE_BACKENDS: dict[str, Callable[[pytest.FixtureRequest, Path], AbstractContextManager[TraceBackend]]] = {
-    "sqlite": lambda request, folder: closing(SQLiteTraces(DatabaseFile(folder / "traces.db"))),
+    "sqlite": on_sqlite,
     "clickhouse": lambda request, folder: closing(ClickHouseTraces(request.getfixturevalue("clickhouse_url"))),
 }
 
 
 @contextmanager
 def on_postgres(request: pytest.FixtureRequest) -> Iterator[ControlBackend]:
+
     with closing(PostgresControl(request.getfixturevalue("empty_database"))) as control:
         yield control
 
@@ -105,7 +116,17 @@ def made(name: str, request: pytest.FixtureRequest, folder: Path, shared: tuple[
     return combined(request, folder, *name.split("+"))
 
 
-IMPLEMENTATIONS = ["http", "sqlite", "sqlite+postgres", "clickhouse+sqlite"]
+IMPLEMENTATIONS = ["http", "sqlite", "sqlite+postgres", "clickhouse+sqlite", "clickhouse+postgres"]
+# Modules that ask nothing of a control backend. They run on PostgreSQL, too, but not in the quick suite
+OF_TRACES = {f"collector.conformance_{name}" for name in ("feed", "judgements", "sorting", "traces")}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        is_of_traces = getattr(item, "function", item).__module__ in OF_TRACES
+        if "clickhouse+" in item.name or ("sqlite+postgres" in item.name and is_of_traces):
+            item.add_marker(pytest.mark.process)
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)

@@ -83,6 +83,11 @@ UNDO: Mapping[int, Sequence[str]] = {
     ],
     30: ["DROP TABLE spend", "ALTER TABLE bookings DROP COLUMN spend"],
     31: ["ALTER TABLE rules DROP COLUMN paused_by", "ALTER TABLE rules DROP COLUMN paused_ns"],
+    34: [
+        "DROP INDEX score_clusters_by_session",
+        "DROP INDEX score_clusters_that_span",
+        "CREATE INDEX score_clusters_that_span ON score_clusters (series, level, block) WHERE spans = 1",
+    ],
     33: [f"DROP TABLE {table}" for table in MEASURE_TABLE_NAMES],
     32: [
         "DROP INDEX feedback_by_project",

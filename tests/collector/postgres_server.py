@@ -105,7 +105,8 @@ class PostgresServer:
             db.execute(
                 "DO $$ DECLARE name text; BEGIN FOR name IN SELECT tablename FROM pg_tables"
                 " WHERE schemaname = 'spanwise' AND tablename <> 'schema_version'"
-                " LOOP EXECUTE 'DELETE FROM spanwise.' || name; END LOOP; END $$"
+                " LOOP EXECUTE 'DELETE FROM spanwise.' || name; END LOOP;"
+                " PERFORM setval(('spanwise.' || sequencename)::regclass, 1, false) FROM pg_sequences; END $$"
             )
 
     def drop_database(self, url: str) -> None:

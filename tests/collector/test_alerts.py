@@ -691,3 +691,16 @@ def test_a_key_of_one_project_records_no_looks(traffic):
     assert [alert.name for alert in scoped.alerts()] == ["grounded"]
     with pytest.raises(Forbidden):
         _ = scoped.record_look
+
+
+def test_scores_are_read_once_for_all_notifications_of_a_step(traffic, monkeypatch):
+    store = traffic.store
+    store.save_alert(*(replace(BELOW, name=f"a{number}", fire_after=1) for number in range(5)))
+    traffic.score(shares(0.2))
+    reads = []
+    weighted = store.weighted
+    monkeypatch.setattr(store, "weighted", lambda *args, **options: reads.append(args) or weighted(*args, **options))
+    traffic.runner.step()
+    assert len(traffic.notified) == 5
+    assert all("Trace 1" in notified.links for notified in traffic.notified)
+    assert len(reads) == 1

@@ -17,8 +17,7 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import iterate_pages
 from spanwise.collector.stores import CombinedStore, Store
 from spanwise.collector.stores.clickhouse import ClickHouseTraces
-from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore
-from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl, SQLiteStore
 
 pytestmark = pytest.mark.slow
 

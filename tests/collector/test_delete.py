@@ -119,9 +119,11 @@ def test_pieces_take_about_a_moment() -> None:
 
 
 KILLED = """
-import functools, os, signal, sqlite3, sys
+import os, signal, sqlite3, sys
+from spanwise.collector.stores.sqlite import database_file
+from spanwise.collector.stores.sqlite.write_connection import SQLiteWriteConnection
 
-class Connection(sqlite3.Connection):
+class Connection(SQLiteWriteConnection):
     left = 3
     def execute(self, sql, *rest):
         if sql.startswith(sys.argv[2]):
@@ -130,7 +132,7 @@ class Connection(sqlite3.Connection):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().execute(sql, *rest)
 
-sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)
+database_file.SQLiteWriteConnection = Connection
 from spanwise.collector.filters import Filter
 from spanwise.collector.stores.sqlite import SQLiteStore
 SQLiteStore(sys.argv[1]).delete(Filter(metadata={"of": "them"}))

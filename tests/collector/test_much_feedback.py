@@ -16,10 +16,12 @@ TRACE, SPAN, MANY = "1" * 32, "2" * 16, 1000
 EVENT = "gen_ai.evaluation.result"
 # Sends a file to its own server, which dies in the middle of writing what is in there
 KILLED = """
-import functools, os, signal, sqlite3, sys
+import os, signal, sqlite3, sys
+from spanwise.collector.stores.sqlite import database_file
+from spanwise.collector.stores.sqlite.write_connection import SQLiteWriteConnection
 from pathlib import Path
 
-class Connection(sqlite3.Connection):
+class Connection(SQLiteWriteConnection):
     left = 16  # statements of 50 rows: the fourth transaction
     def execute(self, sql, *rest):
         if sql.startswith("INSERT INTO feedback"):
@@ -28,7 +30,7 @@ class Connection(sqlite3.Connection):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().execute(sql, *rest)
 
-sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)
+database_file.SQLiteWriteConnection = Connection
 import httpx
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore

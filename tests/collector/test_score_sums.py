@@ -400,3 +400,38 @@ def test_queries_see_every_score_that_was_stored_before_them(tmp_path):
             future.result()
         assert all(found >= count for count, found in (future.result() for future in reads))
         assert read()[1] == 100
+
+
+def test_a_turn_of_a_session_has_rows_for_its_grain_and_its_hour_alone(tmp_path):
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
+        ruled(store)
+        score_many(store, 20, session_id="talk")
+        assert store.score_sums("r", since_ns=0, until_ns=24 * HOUR)
+        with store._file.read() as reader:
+            levels = [level for (level,) in reader.db.execute("SELECT DISTINCT level FROM score_clusters ORDER BY 1")]
+        assert levels == [0, 1]
+
+
+def test_sums_of_sessions_of_an_older_file_are_right_after_its_migration(tmp_path):
+    path = tmp_path / "spanwise.db"
+    with SQLiteStore(path) as store:
+        history = History(store, 3)
+        for _ in range(150):
+            history.step()
+        compare(store)
+    with closing(sqlite3.connect(path)) as db:
+        former_file.lower_version(db, 33)
+        # such files have rows of sessions in wider blocks, too, and mark sessions with several blocks
+        spanning = "(SELECT count(DISTINCT o.block) FROM score_clusters o WHERE (o.level, o.series, o.session) = (1, c.series, c.session)) > 1"
+        db.execute(f"UPDATE score_clusters AS c SET spans = {spanning} WHERE level = 1")
+        db.execute(
+            "INSERT INTO score_clusters SELECT series, 3, block / 24, session, label, weight, total, exact, 1 FROM score_clusters WHERE level = 1 AND true ON CONFLICT DO NOTHING"
+        )
+        db.commit()
+    with SQLiteStore(path) as store:
+        assert compare(store) > 10
+        history = History(store, 4)
+        history.traces = {head.trace_id: head.project for head in store.changes(limit=1_000).heads}
+        for _ in range(60):
+            history.step()
+        compare(store)

@@ -89,15 +89,17 @@ def test_check_finds_spans_whose_resource_is_missing(store: SQLiteStore, file: P
 
 
 KILLED = """
-import functools, os, signal, sqlite3, sys
+import os, signal, sqlite3, sys
+from spanwise.collector.stores.sqlite import database_file
+from spanwise.collector.stores.sqlite.write_connection import SQLiteWriteConnection
 
-class Connection(sqlite3.Connection):
+class Connection(SQLiteWriteConnection):
     def execute(self, sql, *rest):
         if sql == "VACUUM":
             self.set_progress_handler(lambda: os.kill(os.getpid(), signal.SIGKILL), int(sys.argv[2]))
         return super().execute(sql, *rest)
 
-sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)
+database_file.SQLiteWriteConnection = Connection
 from spanwise.collector.stores.sqlite import SQLiteStore
 SQLiteStore(sys.argv[1]).vacuum()
 """

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from spanwise.tracer import internal_errors, process_runtime
-from spanwise.tracer.export import delivery_lifecycle, disk_spool
+from spanwise.tracer.export import delivery_lifecycle, disk_spool, span_queue
 from spanwise.tracer.testing import traced  # noqa: F401
 
 
@@ -107,6 +107,8 @@ def own_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None
     if previous is not None:
         previous.delivery.close(0.2)  # what tests elsewhere have left in its queue is no business of these
     monkeypatch.setattr(delivery_lifecycle, "_live", {})
+    # an earlier test may have delivered to the same address: fixed ones, or a port that is free again
+    span_queue.forget_accounts()
     internal_errors.reset_errors()
     disk_spool.forget_after_fork()  # what other tests have left on disk
     internal_errors.strict = True

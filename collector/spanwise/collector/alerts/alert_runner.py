@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from spanwise.collector.alert_policy import CLOCK_TOLERANCE_NS, get_interval_ns, has_kept_sums, is_operational
 from spanwise.collector.alerts.alert_look import MeasureCache, look
+from spanwise.collector.alerts.moving_traces import MovingTraces
 from spanwise.collector.alerts.status_changes import apply_look
 from spanwise.collector.errors import Forbidden, StoreError
 from spanwise.collector.records import Alert, AlertGroup, AlertResult
@@ -93,10 +94,10 @@ class AlertRunner:
         lease = self._store.acquire(ALERT_LEASE, self.holder, self._lease_s) if due else None
         if lease is None:
             return 0
-        done = 0
+        done, moving = 0, MovingTraces(self._store)
         for alert, due_ns in due:
             try:
-                done += self._look(alert, due_ns, now_ns, lease.token)
+                done += self._look(alert, due_ns, now_ns, lease.token, moving)
             except Exception as error:  # one alert must not end the looks at the others
                 text = error if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
                 self._log_once((alert.project, alert.name), f"alert {alert.name!r} was not evaluated: {text}")
@@ -105,7 +106,7 @@ class AlertRunner:
                 break
         return done
 
-    def _look(self, alert: Alert, due_ns: int, now_ns: int, token: int) -> bool:
+    def _look(self, alert: Alert, due_ns: int, now_ns: int, token: int, moving: MovingTraces) -> bool:
         """Perform one look, unless it still waits for decisions. Return whether it was stored."""
         undecided = 0
         if alert.rule is not None and not is_operational(alert):
@@ -119,7 +120,7 @@ class AlertRunner:
         }
         cache = None if has_kept_sums(alert) else self._cache
         result = look(self._store, alert, due_ns, states, undecided=undecided, cache=cache)
-        changes = apply_look(self._store, alert, states, result, due_ns)
+        changes = apply_look(moving, alert, states, result, due_ns)
         is_stored = self._store.record_look(
             AlertResult(
                 project=alert.project,

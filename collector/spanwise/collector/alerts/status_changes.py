@@ -11,11 +11,10 @@ from urllib.parse import quote, urlencode
 
 from spanwise.collector.alert_policy import MAX_GROUPS, OPERATIONAL_MEASURES, close_group, is_operational
 from spanwise.collector.alerts.alert_look import LookResult
-from spanwise.collector.alerts.moving_traces import find_moving_traces
+from spanwise.collector.alerts.moving_traces import MovingTraces
 from spanwise.collector.records import JSON, Alert, AlertEvent, AlertGroup, AlertNumbers, Notification
 from spanwise.collector.statistics import AlertState
 from spanwise.collector.statistics import AlertStatus as Status
-from spanwise.collector.stores import Store
 
 MAX_VANISHED_S = 7 * 86_400  # seconds for which a group without traffic is kept
 NO_SCORES = "no scores in the window"
@@ -32,9 +31,9 @@ class StatusChanges(NamedTuple):
 
 
 def apply_look(
-    store: Store, alert: Alert, states: Mapping[str | None, AlertGroup], result: LookResult, now_ns: int
+    moving: MovingTraces, alert: Alert, states: Mapping[str | None, AlertGroup], result: LookResult, now_ns: int
 ) -> StatusChanges:
-    """Return what follows from a look at `now_ns`.
+    """Return what follows from a look at `now_ns`. `moving` finds the traces that notifications link to.
 
     A stored group that the look did not see has no traffic any more. It is without data while it fires, is snoozed, or
     may have to be notified, for a week at most; then it is dropped.
@@ -57,7 +56,7 @@ def apply_look(
         after = replace(after, rule_version=result.rule_version)
         if change is not None:
             events.append(change)
-        if (due := _make_due_notification(store, alert, before, after, now_ns)) is not None:
+        if (due := _make_due_notification(moving, alert, before, after, now_ns)) is not None:
             notifications.append(due)
             after = replace(after, notified_event=after.event, notified_ns=now_ns, notified_targets=due.targets)
         groups.append(after)
@@ -154,7 +153,7 @@ def _derive_event_id(alert: Alert, group: str | None, status: str, now_ns: int, 
 
 
 def _make_due_notification(
-    store: Store, alert: Alert, before: AlertGroup, after: AlertGroup, now_ns: int
+    moving: MovingTraces, alert: Alert, before: AlertGroup, after: AlertGroup, now_ns: int
 ) -> Notification | None:
     """Return the notification that is due, or None.
 
@@ -166,7 +165,7 @@ def _make_due_notification(
     if after.status == "resolved" and before.status == "firing":
         if before.notified_event != before.event or not before.notified_targets:
             return None
-        return make_notification(store, alert, after, now_ns, "resolved", targets=before.notified_targets)
+        return make_notification(moving, alert, after, now_ns, "resolved", targets=before.notified_targets)
     if not alert.to or max(alert.snoozed_until_ns or 0, after.snoozed_until_ns or 0) > now_ns:
         return None
     if after.status == "firing":
@@ -176,18 +175,18 @@ def _make_due_notification(
             and now_ns - after.notified_ns >= alert.repeat_s * 1e9
         )
         if is_new or is_repeated:
-            return make_notification(store, alert, after, now_ns, "firing", repeated=not is_new)
+            return make_notification(moving, alert, after, now_ns, "firing", repeated=not is_new)
     is_long_without_data = (
         after.status == "no data"
         and is_new
         and alert.no_data_s is not None
         and now_ns - after.changed_ns >= alert.no_data_s * 1e9
     )
-    return make_notification(store, alert, after, now_ns, "no data") if is_long_without_data else None
+    return make_notification(moving, alert, after, now_ns, "no data") if is_long_without_data else None
 
 
 def make_notification(
-    store: Store,
+    moving: MovingTraces,
     alert: Alert,
     group: AlertGroup,
     now_ns: int,
@@ -208,7 +207,7 @@ def make_notification(
         status=status,
         headline=describe_status(alert, group, status, repeated=repeated),
         facts=_list_facts(alert, group),
-        links=_list_links(store, alert, group),
+        links=_list_links(moving, alert, group),
         created_ns=now_ns,
         targets=targets or alert.to,
     )
@@ -311,7 +310,7 @@ def _list_facts(alert: Alert, group: AlertGroup) -> Mapping[str, JSON]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _list_links(store: Store, alert: Alert, group: AlertGroup) -> Mapping[str, str]:
+def _list_links(moving: MovingTraces, alert: Alert, group: AlertGroup) -> Mapping[str, str]:
     """Return paths to the alert, to the chart of its window, and to the traces that moved the estimate most."""
     numbers = group.numbers
     links = {"Alert": f"/alerts/{quote(alert.name, safe='')}?{urlencode({'project': alert.project})}"}
@@ -322,6 +321,6 @@ def _list_links(store: Store, alert: Alert, group: AlertGroup) -> Mapping[str, s
         links["Chart"] = f"/rules/{quote(alert.rule, safe='')}?{chart}#scores"
     elif not is_operational(alert):
         links["Chart"] = f"/traces?{span}"
-    for number, trace_id in enumerate(find_moving_traces(store, alert, group), start=1):
+    for number, trace_id in enumerate(moving.find(alert, group), start=1):
         links[f"Trace {number}"] = f"/traces/{quote(trace_id, safe='')}"
     return links

@@ -52,6 +52,8 @@ _SETTINGS: Mapping[str, Any] = {
     "max_query_size": 16 * 1024 * 1024,
     # A search for the beginning of a word reads the posting lists of up to this many words, else all texts
     "text_index_like_max_postings_to_read": 100_000,
+    # Reads the columns of the key first. With `FINAL`, the engine moves only conditions on the key
+    "optimize_move_to_prewhere_if_final": 1,
 }
 # In a cluster, an insert waits for a majority of the replicas, and a query for everything that was acknowledged
 _CLUSTER_SETTINGS: Mapping[str, Any] = {

@@ -191,14 +191,6 @@ def _document_feedback(wanted: Iterable[FeedbackCondition], parameters: QueryPar
     return found
 
 
-def _missing(keys: Sequence[str], parameters: QueryParameters) -> Conditions:
-    return [f"t.trace_id NOT IN (SELECT trace_id FROM ({newest_feedback(keys, parameters)}) WHERE outcome = 'score')"]
-
-
-def _untried(keys: Sequence[str], parameters: QueryParameters) -> Conditions:
-    return [f"t.trace_id NOT IN (SELECT trace_id FROM feedback FINAL WHERE {_of_keys(keys, parameters)})"]
-
-
 def _outcome(outcome: str) -> Compiler:
     def compile_keys(keys: Sequence[str], parameters: QueryParameters) -> Conditions:
         having = f"uniqExact(key) = {len(set(keys))}"
@@ -240,8 +232,12 @@ COMPILERS: Mapping[str, Compiler] = {
     "user": _equals("user_id"),
     "feedback": _feedback,
     "document_feedback": _document_feedback,
-    "missing": _missing,
-    "untried": _untried,
+    "missing": lambda keys, parameters: [
+        f"t.trace_id NOT IN (SELECT trace_id FROM ({newest_feedback(keys, parameters)}) WHERE outcome = 'score')"
+    ],
+    "untried": lambda keys, parameters: [
+        f"t.trace_id NOT IN (SELECT trace_id FROM feedback FINAL WHERE {_of_keys(keys, parameters)})"
+    ],
     "failed": _outcome("error"),
     "skipped": _outcome("skip"),
     "text": compile_text,

@@ -157,7 +157,10 @@ class _ValueReader:
         return dict(self._db.query(sql, parameters)) if trace_ids else {}
 
     def _add_feedback(self, rows: Rows, at: int) -> None:
-        keys = {key for filter in self._filters for key in _feedback_keys(filter)}
+        keys = set[str]()
+        for filter in self._filters:
+            keys.update((key for key, _, _ in filter.feedback), filter.missing, filter.untried)
+            keys.update(filter.failed, filter.skipped)
         parameters = QueryParameters()
         newest = "argMaxIf(tuple(outcome, score, label), tuple(created_ns, number), document IS NULL)"
         sql = (
@@ -188,8 +191,3 @@ class _ValueReader:
             return set(trace_ids)
         sql = f"SELECT trace_id FROM traces AS t FINAL WHERE t.trace_id IN {within} AND {' AND '.join(conditions)}"
         return {trace_id for (trace_id,) in self._db.query(sql, parameters)}
-
-
-def _feedback_keys(filter: Filter) -> list[str]:
-    """Return the keys of the feedback that a filter compares."""
-    return [*(key for key, _, _ in filter.feedback), *filter.missing, *filter.untried, *filter.failed, *filter.skipped]

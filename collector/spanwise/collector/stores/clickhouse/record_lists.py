@@ -278,7 +278,7 @@ _VALUES = {
     "user": "t.user_id",
 }
 _FIELDS = (*_VALUES, _FEEDBACK_FIELD)
-# An empty prompt or version stands for none
+# An empty prompt or version means none
 _IS_VALUE = {"prompt": "v <> ''", "prompt_version": "v <> ''"}
 _SHOWN_FIELDS = ("environment", "name", "model")  # not those that only evaluators' own traces have
 

@@ -1,7 +1,7 @@
 """Source records of flat tables (see `spanwise.collector.stores.flat_tables`), in pages of limited size.
 
 Traces come in the order of lists, latest start first, and the runs of each trace by start time. A page has fewer
-records than requested if they are large, so that its size does not depend on what was stored.
+records than requested if they are large, so that its size is limited.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Full-text search: searchable words of a span, and the SQL condition of a search.
 
 Each span stores the folded words of its inputs and outputs, in order, and a text index has a posting list for each
-word. A search takes the spans of each term from the index and intersects their traces. What is inserted is found at
-once, and a replaced or deleted span is no longer found.
+word. A search takes the spans of each term from the index and intersects their traces. A span is found as soon as it
+is inserted, and no longer once it is replaced or deleted.
 
 - A word is stored in lower case, without the accents of Latin letters, and with the mark `WORD_START`. With the mark,
   a search for `pay*` is `LIKE '%Wpay%'`, which the engine answers from the dictionary of the index. A separate table

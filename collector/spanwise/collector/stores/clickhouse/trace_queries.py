@@ -41,7 +41,7 @@ _SUMMARY_COLUMNS = (
     "t.trace_id, t.name, t.kind, t.start_ns, t.end_ns, t.status, t.error, t.project, t.environment, t.span_count,"
     " t.error_count, t.input_tokens, t.output_tokens, t.cost, t.session_id, t.user_id, t.tags, t.experiment_id,"
     f" t.example_id, t.repetition, {COMPLETE_SQL}, t.dropped, t.calls_sent, t.prompts, t.agents, t.finish_reasons,"
-    " t.time_to_first_token_ms, t.root"
+    " t.time_to_first_token_ms, countEqual((SELECT groupArray(trace_id) FROM open_runs FINAL), t.trace_id), t.root"
 )
 
 
@@ -88,17 +88,13 @@ def _make_summaries(db: Connection, rows: Sequence[Any]) -> list[TraceSummary]:
     ids = [row[0] for row in rows]
     roots = read_roots(db, [RootRow(row[0], row[-1], row[5], row[9]) for row in rows], make_preview)
     newest = record_lists.read_newest_feedback(db, ids)
-    parameters = QueryParameters()
-    sql = f"SELECT trace_id, count() FROM open_runs FINAL WHERE trace_id IN {parameters.texts(ids)} GROUP BY trace_id"
-    running = dict(db.query(sql, parameters))
-    return [_make_summary(row, roots, newest.get(row[0], {}), running.get(row[0], 0)) for row in rows]
+    return [_make_summary(row, roots, newest.get(row[0], {})) for row in rows]
 
 
 def _make_summary(
     row: Sequence[Any],
     roots: Mapping[str, tuple[str, str, tuple[str, ...]]],
     newest: Mapping[str, record_lists.NewestFeedback],
-    running: int,
 ) -> TraceSummary:
     inputs, outputs, derived = roots.get(row[0], ("", "", ()))
     return TraceSummary(
@@ -125,7 +121,7 @@ def _make_summary(
         complete=bool(row[20]),
         dropped=row[21],
         calls_sent=row[22],
-        running=running,
+        running=row[27],
         prompts={name: tuple(version or None for version in versions) for name, versions in row[23].items()},
         agents=tuple(row[24]),
         finish_reasons=tuple(row[25]),
@@ -368,20 +364,17 @@ def read_tree(db: Connection, trace_id: str, limit: int, cursor: str | None) -> 
             raise _missing_run(trace_id, cursor)
     start, end = at - at % limit, at - at % limit + limit
     span_ids = {node.span_id for node in nodes}
-    marks = _count_feedback(db, trace_id, [node.span_id for _, node in branches[start:end]])
+    shown = parameters.texts(node.span_id for _, node in branches[start:end])
+    sql = (
+        "SELECT span_id, count(), countIf(outcome = 'error') FROM feedback FINAL"
+        f" WHERE trace_id = {parameters.text(trace_id)} AND span_id IN {shown} GROUP BY span_id"
+    )
+    marks = {span_id: counts for span_id, *counts in db.query(sql, parameters)}
     items = tuple(
         make_branch(start + n, depth, node, span_ids, *marks.get(node.span_id, (0, 0)))
         for n, (depth, node) in enumerate(branches[start:end])
     )
     return Page(items=items, next=branches[end][1].span_id if end < len(branches) else None)
-
-
-def _count_feedback(db: Connection, trace_id: str, span_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return by span the number of feedback records, and of errors among them."""
-    parameters = QueryParameters()
-    where = f"trace_id = {parameters.text(trace_id)} AND span_id IN {parameters.texts(span_ids)}"
-    sql = f"SELECT span_id, count(), countIf(outcome = 'error') FROM feedback FINAL WHERE {where} GROUP BY span_id"
-    return {span_id: (count, failed) for span_id, count, failed in db.query(sql, parameters)}
 
 
 def read_runs(db: Connection, trace_id: str, limit: int, cursor: str | None) -> Page[Run]:

@@ -42,11 +42,9 @@ class Budgets(ControlOperationsBase):
         results = {place: _make_booking(db, bookings[place], now) for place in order}
         # Each call deletes a few expired bookings, and then the budget periods that are past their lifetime
         most = PRUNE_PER_BOOKING * len(bookings)
-        sql = (
-            "DELETE FROM bookings WHERE id IN (SELECT id FROM bookings WHERE made_ns < ? ORDER BY made_ns LIMIT ?"
-            "/*pg FOR UPDATE SKIP LOCKED*/)"
-        )
-        if db.execute(sql, (now - BOOKING_LIFETIME_NS, most)).rowcount:
+        sql = "SELECT id FROM bookings WHERE made_ns < ? ORDER BY made_ns LIMIT ?/*pg FOR UPDATE SKIP LOCKED*/"
+        if expired := db.execute(sql, (now - BOOKING_LIFETIME_NS, most)).fetchall():
+            db.executemany("DELETE FROM bookings WHERE id = ?", expired)
             for period, lifetime in PERIOD_LIFETIME_NS.items():
                 db.execute("DELETE FROM budgets WHERE period = ? AND start_ns < ?", (period, now - lifetime))
             db.execute("DELETE FROM spend WHERE hour_ns < ?", (now - SPEND_LIFETIME_NS,))

@@ -38,16 +38,12 @@ from spanwise.collector.stores.control.notifications import Notifications
 from spanwise.collector.stores.control.rule_versions import Rules
 from spanwise.collector.stores.table_rows import (
     Connection,
-    build_upsert_clause,
     decode_record,
     delete_many,
     encode_record,
-    insert_many,
     parse_cursor,
 )
 
-_KEY_COLUMNS = ("id", "created_ns", "data")
-_QUEUE_COLUMNS = ("id", "queue", "status", "created_ns", "data")
 MAX_ITEMS = 2**63 - 1  # as a limit: all
 
 # Events about API keys (True) have a separate limit, so that many deletions cannot displace them
@@ -100,8 +96,11 @@ class ControlOperations(
 
     @write_operation
     def save_key(self, db: WriteConnection, /, key: Key) -> None:
-        row = (key.id, key.created_ns, encode_record(key))
-        insert_many(db, "keys", _KEY_COLUMNS, [row], build_upsert_clause(_KEY_COLUMNS))
+        sql = (
+            "INSERT INTO keys (id, created_ns, data) VALUES (?,?,?) ON CONFLICT (id) DO UPDATE SET"
+            " created_ns = excluded.created_ns, data = excluded.data"
+        )
+        db.execute(sql, (key.id, key.created_ns, encode_record(key)))
 
     @read_operation
     def keys(self, db: Connection, /) -> list[Key]:
@@ -175,7 +174,11 @@ def _check_status(status: str) -> Any:
 
 def _put_items(db: WriteConnection, items: Sequence[QueueItem]) -> None:
     rows = [(item.id, item.queue, item.status, item.created_ns, encode_record(item)) for item in items]
-    insert_many(db, "queue", _QUEUE_COLUMNS, rows, build_upsert_clause(_QUEUE_COLUMNS))
+    db.executemany(
+        "INSERT INTO queue (id, queue, status, created_ns, data) VALUES (?,?,?,?,?) ON CONFLICT (id) DO UPDATE SET"
+        " queue = excluded.queue, status = excluded.status, created_ns = excluded.created_ns, data = excluded.data",
+        rows,
+    )
 
 
 def _read_queue(db: Connection, name: str, status: str | None, limit: int) -> list[QueueItem]:

@@ -46,7 +46,6 @@ from spanwise.collector.stores.control.rule_versions import NO_OTHER_DECIDES, fi
 from spanwise.collector.stores.decision_explanation import VERDICT_PRIORITY
 from spanwise.collector.stores.table_rows import (
     Connection,
-    build_upsert_clause,
     decode_record,
     encode_record,
     insert_many,
@@ -412,7 +411,10 @@ _COUNT_BY_TRACE = (
 )
 
 
-_WORKER_COLUMNS = ("holder", "project", "seen_ns", "data")
+_SAVE_REPORT = (
+    "INSERT INTO workers (holder, project, seen_ns, data) VALUES (?,?,?,?) ON CONFLICT (holder) DO UPDATE SET"
+    " project = excluded.project, seen_ns = excluded.seen_ns, data = excluded.data"
+)
 
 
 class WorkerReports(ControlOperationsBase):
@@ -423,9 +425,10 @@ class WorkerReports(ControlOperationsBase):
         now = self._database.clock.keep(db)
         # A worker sends one report per project
         row = (f"{worker.holder} {worker.project}", worker.project, now, encode_record(worker))
-        insert_many(db, "workers", _WORKER_COLUMNS, [row], build_upsert_clause(_WORKER_COLUMNS))
-        old = "SELECT holder FROM workers WHERE seen_ns < ?/*pg FOR UPDATE SKIP LOCKED*/"
-        db.execute(f"DELETE FROM workers WHERE holder IN ({old})", (now - REPORT_LIFETIME_NS,))
+        db.execute(_SAVE_REPORT, row)
+        sql = "SELECT holder FROM workers WHERE seen_ns < ?/*pg FOR UPDATE SKIP LOCKED*/"
+        if old := db.execute(sql, (now - REPORT_LIFETIME_NS,)).fetchall():
+            db.executemany("DELETE FROM workers WHERE holder = ?", old)
 
     @read_operation
     def workers(self, db: Connection, /) -> list[WorkerReport]:

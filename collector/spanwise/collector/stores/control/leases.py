@@ -44,10 +44,10 @@ class Leases(ControlOperationsBase):
             return None
         token = row[1] if row else db.issue_numbers(1)[0]
         lease = Lease(name=name, holder=holder, expires_ns=compute_expiry(now, seconds), token=token)
-        expired = "SELECT name FROM leases WHERE expires_ns <= ?/*pg FOR UPDATE SKIP LOCKED*/"
-        db.execute(f"DELETE FROM leases WHERE name = ? OR name IN ({expired})", (name, now))
-        sql = "INSERT INTO leases (name, holder, expires_ns, token) VALUES (?,?,?,?)"
-        db.execute(sql, (name, holder, lease.expires_ns, token))
+        sql = "SELECT name FROM leases WHERE expires_ns <= ?/*pg FOR UPDATE SKIP LOCKED*/"
+        if expired := db.execute(sql, (now,)).fetchall():
+            db.executemany("DELETE FROM leases WHERE name = ?", expired)
+        db.execute(_SAVE_LEASE, (name, holder, lease.expires_ns, token))
         return lease
 
     @write_operation
@@ -76,6 +76,12 @@ def compute_expiry(now: int, seconds: float) -> int:
     if not isfinite(seconds) or abs(seconds) > MAX_LEASE_SECONDS:
         raise Refused(f"the duration of a lease must be at most {MAX_LEASE_SECONDS:.0f} seconds, got {seconds!r}")
     return now + int(seconds * 1e9)
+
+
+_SAVE_LEASE = (
+    "INSERT INTO leases (name, holder, expires_ns, token) VALUES (?,?,?,?) ON CONFLICT (name) DO UPDATE SET"
+    " holder = excluded.holder, expires_ns = excluded.expires_ns, token = excluded.token"
+)
 
 
 DecisionKey: TypeAlias = tuple[str, str, str, str]  # project, rule, version, address of the target
@@ -118,9 +124,9 @@ class DecisionLeases(ControlOperationsBase):
         until = compute_expiry(now, seconds)
         if not active.enabled:
             return []
-        settle_cancelled(db, active.id, now)
+        if active.has_cancelled:
+            settle_cancelled(db, active.id, now)
         if backfill is None:
-            expire_over_budget(db, active.id, now)
             due = _find_due(db, SELECT_DUE, SELECT_OVER_BUDGET, active.id, now, max(0, limit), over_budget)
         else:
             job = find_claimable(db, active.id, backfill)
@@ -243,6 +249,9 @@ def _find_due(
     left = limit - len(rows) if over_budget is None else min(limit - len(rows), over_budget)
     if left > 0:
         offered = [DecisionRow(*row) for row in db.execute(select_over_budget, (of, now, left))]
+        if offered and select_over_budget is SELECT_OVER_BUDGET:
+            expire_over_budget(db, of, now)
+            offered = [DecisionRow(*row) for row in db.execute(select_over_budget, (of, now, left))]
         healthy += [row for row in offered if not row.deaths]
     return healthy
 
@@ -281,12 +290,12 @@ def _find_rows(db: Connection, claims: Iterable[Claim], lock: str = "") -> dict[
     by_rule: dict[tuple[str, str, str], set[str]] = {}
     for *named, target in map(_decision_key, claims):
         by_rule.setdefault((named[0], named[1], named[2]), set()).add(target)
-    sql = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s){lock}"
+    rule = "SELECT id FROM rules WHERE project = ? AND name = ? AND version = ? AND state = 'in force'"
+    sql = f"{SELECT_ROWS} WHERE rule = ({rule}) AND target IN (%s){lock}"
     rows: dict[DecisionKey, DecisionRow] = {}
     for of, targets in by_rule.items():
-        if (rule := find_active_rule(db, *of)) is not None:
-            found = [DecisionRow(*row) for row in select_many(db, sql, targets, (rule.id,))]
-            rows |= {(*of, row.target): row for row in found}
+        found = [DecisionRow(*row) for row in select_many(db, sql, sorted(targets), of)]
+        rows |= {(*of, row.target): row for row in found}
     return rows
 
 

@@ -231,6 +231,7 @@ class ActiveRule(NamedTuple):
     cursor: str | None
     token: int
     enabled: bool
+    has_cancelled: bool  # whether a backfill of it was cancelled while its decisions are being evaluated
 
 
 STAYS_IN_FORCE = "/*pg FOR KEY SHARE*/"  # the version stays in force until the end of the transaction
@@ -240,8 +241,9 @@ NO_OTHER_DECIDES = "/*pg FOR NO KEY UPDATE*/"  # and no other transaction moves 
 def find_active_rule(db: Connection, project: str, name: str, version: str, lock: str = "") -> ActiveRule | None:
     """Return the version of a rule if it is in force, else None; `lock` is one of the clauses above."""
     sql = (
-        "SELECT id, cursor, token, off, CAST(json_extract(data, '$.enabled') AS BIGINT) FROM rules"
+        "SELECT id, cursor, token, off, CAST(json_extract(data, '$.enabled') AS BIGINT),"
+        " EXISTS (SELECT 1 FROM backfills b WHERE b.rule = rules.id AND b.state = 'cancelling') FROM rules"
         f" WHERE project = ? AND name = ? AND version = ? AND state = 'in force'{lock}"
     )
     row = db.execute(sql, (project, name, version)).fetchone()
-    return ActiveRule(row[0], row[1], row[2], not row[3] and bool(row[4])) if row else None
+    return ActiveRule(row[0], row[1], row[2], not row[3] and bool(row[4]), bool(row[5])) if row else None

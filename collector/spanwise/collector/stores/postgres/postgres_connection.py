@@ -13,13 +13,12 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
-from spanwise.collector.errors import Refused, require_extra
-from spanwise.collector.records import Alert
+import psycopg
+from psycopg.adapt import AdaptersMap, Buffer, Dumper, Loader
+from psycopg.types.numeric import Int8Dumper
 
-with require_extra("postgres", "a store on PostgreSQL"):
-    import psycopg
-    from psycopg.adapt import AdaptersMap, Buffer, Dumper, Loader
-    from psycopg.types.numeric import Int8Dumper
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Alert
 
 PostgresSession: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -113,7 +112,8 @@ class Rows:
 
     def __init__(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
         self.rowcount = cursor.rowcount
-        self._rows = iter(cursor.fetchall() if cursor.description is not None else ())
+        result = cursor.pgresult  # `cursor.description` would cost more than the query
+        self._rows = iter(cursor.fetchall() if result is not None and result.nfields else ())
 
     def fetchone(self) -> Any:
         return next(self._rows, None)
@@ -129,7 +129,7 @@ class PostgresConnection:
     """Connection within a transaction (see `WriteConnection` in `stores.control`). There are no sums of scores."""
 
     def __init__(self, session: PostgresSession) -> None:
-        self._session = session
+        self._cursor = session.cursor()
 
     @property
     def db(self) -> PostgresConnection:
@@ -138,7 +138,7 @@ class PostgresConnection:
     def execute(self, sql: str, parameters: Any = (), /) -> Rows:
         statement = translate_statement(sql)
         try:
-            return Rows(self._session.execute(statement.text, statement.arrange(parameters)))
+            return Rows(self._cursor.execute(statement.text, statement.arrange(parameters)))
         except UnicodeEncodeError as error:
             raise _refuse_surrogates(error) from error
 
@@ -146,8 +146,10 @@ class PostgresConnection:
         statement = translate_statement(sql)
         if rows := [statement.arrange(values) for values in parameters]:
             try:
-                with self._session.cursor() as cursor:
-                    cursor.executemany(statement.text, rows)  # in one round trip
+                if len(rows) == 1:
+                    self._cursor.execute(statement.text, rows[0])
+                else:
+                    self._cursor.executemany(statement.text, rows)  # in one round trip
             except UnicodeEncodeError as error:
                 raise _refuse_surrogates(error) from error
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from spanwise.collector.errors import require_extra
 from spanwise.collector.stores.control.control_operations import ControlOperations
-from spanwise.collector.stores.postgres.postgres_database import PostgresDatabase
+
+with require_extra("postgres", "a store on PostgreSQL"):
+    from spanwise.collector.stores.postgres.postgres_database import PostgresDatabase
 
 
 class PostgresControl(ControlOperations):

@@ -18,6 +18,7 @@ with require_extra("server", __name__):
     from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
 
 if TYPE_CHECKING:
+    from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
     from spanwise.collector.stores.sqlite.database.file_lock import holder
     from spanwise.collector.stores.sqlite.database_file import DatabaseFile
     from spanwise.collector.stores.sqlite.store import (
@@ -31,6 +32,7 @@ else:
     __getattr__, __dir__ = lazy(
         __name__,
         store="SQLiteStore is_store_file open_snapshot open_store SQLiteTraces",
+        control_backend="SQLiteControl",
         database_file="DatabaseFile",
         **{
             "database.file_lock": "holder",
@@ -40,6 +42,7 @@ else:
 __all__ = [
     "Batch",
     "DatabaseFile",
+    "SQLiteControl",
     "SQLiteStore",
     "SQLiteTraces",
     "encode",

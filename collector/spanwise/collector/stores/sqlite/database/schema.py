@@ -24,6 +24,7 @@ from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APP
 from spanwise.collector.stores.sqlite.database.score_sum_schema import (
     ADD_SCORE_SUMS,
     MEASURE_TABLES,
+    STORE_SESSION_HOURS,
     watch_group_fields,
 )
 
@@ -561,6 +562,7 @@ MIGRATIONS: Mapping[int, MigrationStep] = {
     30: partial(_run_statements, statements=_PAUSE_COLUMNS),
     31: _add_session_projects,
     32: partial(_run_statements, statements=MEASURE_TABLES),
+    33: partial(_run_statements, statements=STORE_SESSION_HOURS),
 }
 FILE_VERSION = max(MIGRATIONS) + 1
 

@@ -201,3 +201,14 @@ def forget_measured_traces(db: sqlite3.Connection) -> None:
     """Stop recording which grains lose traces."""
     for name in _MEASURE_TRIGGERS:
         db.execute(f"DROP TRIGGER IF EXISTS {name}")
+
+
+# Sums of sessions are stored by grain and hour alone (see `session_clusters`). The column `spans` of an hour gets the value
+# for other days where the session had other hours
+STORE_SESSION_HOURS = (
+    "DELETE FROM score_clusters WHERE level > 1",
+    "DROP INDEX score_clusters_that_span",
+    "UPDATE score_clusters SET spans = 3 WHERE level = 1 AND spans = 1",
+    "CREATE INDEX score_clusters_that_span ON score_clusters (series, spans, block) WHERE level = 1 AND spans > 0",
+    "CREATE INDEX score_clusters_by_session ON score_clusters (session, series, block) WHERE level = 1",
+)

@@ -5,6 +5,8 @@ Modules, in the order in which data flows:
 - `contributions`: Contribution of a trace's scores to the weighted sums of its rules, computed from feedback and
   decisions.
 - `trace_measures`: Sums of measures of traces: for which of them a condition is true, block by block.
+- `exact_rows`: Rows of exact sums: selected by place, changed by numbers that are added, and replaced.
+- `session_clusters`: Sums of sessions, each a cluster, and their products in the sums of blocks.
 - `sum_tables`: Tables of sums: changed traces are subtracted with their old contribution and added with their new one.
 - `background_sums`: Background job that applies recorded changes to the sums.
 - `window_sums`: Sums of a time window, block by block, from the tables of sums or from all rows.

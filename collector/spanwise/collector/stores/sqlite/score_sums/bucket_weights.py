@@ -11,7 +11,7 @@ from typing import TypeAlias
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket, ScoreSums
 from spanwise.collector.stores.sqlite.score_sums.contributions import read_contributions
-from spanwise.collector.stores.sqlite.score_sums.sum_tables import WIDTHS_S
+from spanwise.collector.stores.sqlite.score_sums.session_clusters import WIDTHS_S
 from spanwise.collector.stores.sqlite.score_sums.window_sums import (
     BlockWindow,
     choose_level,

@@ -2,7 +2,8 @@
 
 Sums exist at four widths: grains of 150 seconds, hours, quarters of a day, and days. At each width, a session is one cluster within a
 block. `score_contributions` has the contribution of each trace as it is included in the sums, and `score_clusters` the
-sums of each session in each block. All sums are exact (see `ExactSum`), so that adding and subtracting never drifts.
+sums of each session (see `session_clusters`). All sums are exact (see `ExactSum`), so that adding and subtracting never
+drifts.
 
 Changed traces and sessions are recorded in `score_changes` and `score_target_changes`, in the transaction of the
 change (see `score_sum_schema`). `apply_changes` removes them in the transaction that changes the sums. A crash in between loses nothing.
@@ -12,14 +13,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
-from spanwise.collector.statistics import GRAIN_S, exact_expansion
+from spanwise.collector.statistics import GRAIN_S
 from spanwise.collector.stores.control.decision_rows import decode_target
 from spanwise.collector.stores.sqlite.database.score_sum_schema import watch_group_fields
 from spanwise.collector.stores.sqlite.score_sums.contributions import (
@@ -28,6 +27,14 @@ from spanwise.collector.stores.sqlite.score_sums.contributions import (
     SeriesKey,
     read_contributions,
 )
+from spanwise.collector.stores.sqlite.score_sums.exact_rows import (
+    change_parts,
+    encode_parts,
+    expand,
+    replace_rows,
+    select_places,
+)
+from spanwise.collector.stores.sqlite.score_sums.session_clusters import WIDTHS_S, ClusterSums, SessionClusters
 from spanwise.collector.stores.table_rows import delete_many, insert_many, select_many
 from spanwise.collector.stores.weighted_sums import (
     ALL_LABELS,
@@ -44,7 +51,6 @@ from spanwise.collector.stores.weighted_sums import (
     make_live_field,
 )
 
-WIDTHS_S = (GRAIN_S, 3_600, 21_600, 86_400)  # by level
 _GRAINS = tuple(width // GRAIN_S for width in WIDTHS_S)
 MAX_LABELS = 100  # labels per series; further ones count only as labelled scores
 MAX_LABEL_CHARACTERS = 200
@@ -57,9 +63,7 @@ _SUM_COLUMNS = (
     *("series", "level", "block", "label", "n", "graded", "failed", "skipped", "left_out"),
     *("weight", "total", "weight_squares", "products", "total_squares", "left_out_total", "exact"),
 )
-_CLUSTER_COLUMNS = ("series", "level", "block", "session", "label", "weight", "total", "exact", "spans")
 _SumPlace: TypeAlias = tuple[int, int, int, int]  # series, level, block, label
-_ClusterPlace: TypeAlias = tuple[int, int, int, int]  # series, level, block, session
 _COUNTS, _SUMS = 5, 6  # counts and sums of a row
 
 
@@ -73,8 +77,6 @@ class _Stored(msgspec.Struct, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[_Stored]).decode
-_encode_parts = msgspec.msgpack.Encoder().encode
-_decode_parts = msgspec.msgpack.Decoder(list[list[float]]).decode
 
 
 def count_changes(db: sqlite3.Connection, enough: int) -> int:
@@ -172,22 +174,26 @@ class _RowChange:
     def add_up(self) -> list[list[float]]:
         """Replace the clusters by the exact sums of their products, and return the numbers that are added to each sum."""
         if self.added or self.removed:
-            for numbers, product in zip(self.numbers, _PRODUCTS, strict=False):
-                numbers += [product(*cluster) for cluster in self.added]
-                numbers += [-product(*cluster) for cluster in self.removed]
-            self.numbers = [_expand(numbers) for numbers in self.numbers]
+            for numbers, added, removed in zip(
+                self.numbers, _list_products(self.added), _list_products(self.removed), strict=False
+            ):
+                numbers += added
+                numbers += [-product for product in removed]
+            self.numbers = [expand(numbers) for numbers in self.numbers]
             self.added, self.removed = [], []
         return self.numbers
 
 
 _Cluster: TypeAlias = tuple[float, float, float]
-_PRODUCTS: tuple[Callable[[float, float, float], float], ...] = (
-    lambda weight, total, with_total: weight,
-    lambda weight, total, with_total: total,
-    lambda weight, total, with_total: weight * weight,
-    lambda weight, total, with_total: with_total * total,
-    lambda weight, total, with_total: total * total,
-)
+
+
+def _list_products(clusters: Sequence[_Cluster]) -> tuple[list[float], ...]:
+    """Return Σw, Σw·y, and the products ΣW², ΣWY and ΣY² of each cluster."""
+    weights = [weight for weight, _, _ in clusters]
+    totals = [total for _, total, _ in clusters]
+    with_totals = [with_total * total for _, total, with_total in clusters]
+    squares = [weight * weight for weight in weights]
+    return weights, totals, squares, with_totals, [total * total for total in totals]
 
 
 class _Update:
@@ -196,9 +202,7 @@ class _Update:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._rows: dict[_SumPlace, _RowChange] = defaultdict(_RowChange)
-        # numbers that are added to weight and total of a session in a block, by label
-        self._clusters: dict[_ClusterPlace, dict[int, tuple[list[float], list[float]]]] = defaultdict(dict)
-        self._grains: dict[int, set[int]] = defaultdict(set)  # of the traces of each session, by cluster id
+        self._clusters = SessionClusters(db, self._replace_products)
         self._names = _Names(db)
 
     def run(self, traces: Iterable[int], sessions: Sequence[str]) -> None:
@@ -206,7 +210,6 @@ class _Update:
         new = read_contributions(self._db, traces, sessions, groupings)
         owners: list[int | str] = [*traces, *(f"/{session}" for session in sessions)]
         old = dict(select_many(self._db, "SELECT owner, data FROM score_contributions WHERE owner IN (%s)", owners))
-        self._read_grains({each.cluster for some in new.values() for each in some} - {None})
         written: list[tuple[int | str, bytes]] = []
         removed: list[int | str] = []
         for owner in owners:
@@ -225,7 +228,7 @@ class _Update:
             else:
                 removed.append(owner)
         self._add_wider_blocks()
-        self._change_clusters()
+        self._clusters.apply()
         self._change_rows()
         insert_many(
             self._db,
@@ -237,24 +240,9 @@ class _Update:
         delete_many(self._db, "score_contributions", "owner", removed)
         self._names.delete_unused()
 
-    def _read_grains(self, sessions: set[str | None]) -> None:
-        """Read the grains in which sessions have traces, or scores of their own."""
-        sql = (
-            f"SELECT DISTINCT session_id, start_ns / {GRAIN_NS} FROM traces INDEXED BY traces_by_session"
-            " WHERE session_id IN (%s) AND start_ns IS NOT NULL"
-        )
-        for session, grain in select_many(self._db, sql, sessions):
-            self._grains[hash_session(session)].add(grain)
-        owners = [f"/{session}" for session in sessions]
-        for (data,) in select_many(self._db, "SELECT data FROM score_contributions WHERE owner IN (%s)", owners):
-            for stored in _decode(data):
-                self._grains[stored.session or 0].add(stored.grain)
-
     def _add(self, stored: _Stored, sign: int) -> None:
         """Add or subtract the contribution of a trace, in its grain."""
         grain, session = stored.grain, stored.session
-        if session is not None:
-            self._grains[session].add(grain)
         all_labels = {row[0]: row[3] for row in stored.amounts if row[1] == ALL_LABELS_ID}
         for series, label, n, weight, total, graded, failed, skipped, left_out, left_out_total in stored.amounts:
             change = self._rows[series, 0, grain, label]
@@ -272,134 +260,46 @@ class _Update:
                 with_total = weight if label == SCORES_ID else all_labels.get(series, 0.0)
                 (change.added if sign > 0 else change.removed).append((weight, total, with_total))
             else:
-                weights, totals = self._clusters[series, 0, grain, session].setdefault(label, ([], []))
-                weights.append(sign * weight)
-                totals.append(sign * total)
+                self._clusters.add(series, grain, session, label, sign * weight, sign * total)
 
     def _add_wider_blocks(self) -> None:
-        """Add the changes of grains to the hours and days that contain them."""
-        rows, clusters = list(self._rows.items()), list(self._clusters.items())
+        """Add the changes of grains to the wider blocks that contain them."""
+        rows = list(self._rows.items())
         for _, change in rows:
             change.add_up()
         for level, grains in list(enumerate(_GRAINS))[1:]:
             for (series, _, grain, label), change in rows:
                 self._rows[series, level, grain // grains, label].merge(change)
-            for (series, _, grain, session), labels in clusters:
-                of_block = self._clusters[series, level, grain // grains, session]
-                for label, added in labels.items():
-                    for of_label, numbers in zip(of_block.setdefault(label, ([], [])), added, strict=True):
-                        of_label += numbers
 
-    def _change_clusters(self) -> None:
-        """Change the sums of sessions, and replace their products in the sums of their blocks."""
-        before: dict[_ClusterPlace, dict[int, tuple[float, float, bytes | None]]] = defaultdict(dict)
-        spanning: set[_ClusterPlace] = set()
-        for *place, label, weight, total, exact, spans in _select_places(
-            self._db, "score_clusters", _CLUSTER_COLUMNS, self._clusters
-        ):
-            before[place[0], place[1], place[2], place[3]][label] = weight, total, exact
-            if spans:
-                spanning.add((place[0], place[1], place[2], place[3]))
-        others: list[_ClusterPlace] = []  # rows of sessions in other blocks
-        for series, level, block, session in self._clusters:
-            blocks = {grain // _GRAINS[level] for grain in self._grains[session]} - {block} if level else ()
-            if blocks:
-                spanning.add((series, level, block, session))
-                others += [(series, level, other, session) for other in blocks]
-        self._db.executemany(
-            "UPDATE score_clusters SET spans = 1 WHERE (series, level, block, session) = (?, ?, ?, ?) AND spans = 0",
-            others,
-        )
-        written: list[Sequence[Any]] = []
-        removed: list[Sequence[Any]] = []
-        for place, labels in self._clusters.items():
-            old = before.get(place, {})
-            new = dict(old)
-            for label, added in labels.items():
-                parts = _change_parts(old.get(label), added)
-                weight, total = (part[0] if part else 0.0 for part in parts)
-                if weight or total:
-                    exact = _encode_parts(parts) if any(len(part) > 1 for part in parts) else None
-                    new[label] = weight, total, exact
-                    written.append((*place, label, *new[label], place in spanning))
-                elif new.pop(label, None) is not None:
-                    removed.append((*place, label))
-            for label, cluster in _list_clusters(old):
-                self._rows[(*place[:3], label)].removed.append(cluster)
-            for label, cluster in _list_clusters(new):
-                self._rows[(*place[:3], label)].added.append(cluster)
-        _replace_rows(self._db, "score_clusters", _CLUSTER_COLUMNS, written)
-        self._db.executemany(
-            "DELETE FROM score_clusters WHERE (series, level, block, session, label) = (?, ?, ?, ?, ?)", removed
-        )
+    def _replace_products(self, block: tuple[int, int, int], old: ClusterSums, new: ClusterSums) -> None:
+        """Replace the products of a session in the sums of a block: series, level and number."""
+        all_before, all_after = (sums[ALL_LABELS_ID][0] if ALL_LABELS_ID in sums else 0.0 for sums in (old, new))
+        for label in new if old.keys() <= new.keys() else {**old, **new}:
+            change = self._rows[(*block, label)]
+            if label in old:
+                weight, total, _ = old[label]
+                change.removed.append((weight, total, weight if label == SCORES_ID else all_before))
+            if label in new:
+                weight, total, _ = new[label]
+                change.added.append((weight, total, weight if label == SCORES_ID else all_after))
 
     def _change_rows(self) -> None:
-        before = {row[:4]: row[4:] for row in _select_places(self._db, "score_sums", _SUM_COLUMNS, self._rows)}
+        before = {row[:4]: row[4:] for row in select_places(self._db, "score_sums", _SUM_COLUMNS, self._rows)}
         written: list[Sequence[Any]] = []
         removed: list[Sequence[Any]] = []
         for place, change in self._rows.items():
             old = before.get(place)
             counts = change.counts if old is None else [a + b for a, b in zip(old, change.counts, strict=False)]
-            parts = _change_parts(None if old is None else old[_COUNTS:], change.add_up())
+            parts = change_parts(None if old is None else old[_COUNTS:], change.add_up())
             if any(counts) or any(parts):
-                exact = _encode_parts(parts) if any(len(part) > 1 for part in parts) else None
+                exact = encode_parts(parts)
                 written.append((*place, *counts, *(part[0] if part else 0.0 for part in parts), exact))
             elif old is not None:
                 removed.append(place)
-        _replace_rows(self._db, "score_sums", _SUM_COLUMNS, written)
+        replace_rows(self._db, "score_sums", _SUM_COLUMNS, written)
         self._db.executemany("DELETE FROM score_sums WHERE (series, level, block, label) = (?, ?, ?, ?)", removed)
 
 
-def _list_clusters(labels: Mapping[int, tuple[float, float, bytes | None]]) -> Iterator[tuple[int, _Cluster]]:
-    """Yield the sums of a session in a block, by label."""
-    all_labels = labels[ALL_LABELS_ID][0] if ALL_LABELS_ID in labels else 0.0
-    for label, (weight, total, _) in labels.items():
-        yield label, (weight, total, weight if label == SCORES_ID else all_labels)
-
-
-def _change_parts(old: Sequence[Any] | None, added: Iterable[Sequence[float]]) -> list[list[float]]:
-    """Return the exact sums of a row after numbers were added. `old` has its rounded sums, then their exact parts."""
-    if old is None:
-        return [_expand(values) for values in added]
-    *rounded, exact = old
-    parts = _decode_parts(exact) if exact is not None else [[value] if value else [] for value in rounded]
-    return [_expand([*part, *values]) if values else part for part, values in zip(parts, added, strict=True)]
-
-
-def _expand(values: Sequence[float]) -> list[float]:
-    """Return the values of `exact_expansion`, without computing them if the sum of one or two numbers is exact."""
-    if len(values) <= 2:
-        total = sum(values)
-        if len(values) < 2 or (total - values[0] == values[1] and total - values[1] == values[0]):
-            return [total] if total else []
-    return exact_expansion(values)
-
-
-def _select_places(
-    db: sqlite3.Connection, table: str, columns: Sequence[str], places: Iterable[Sequence[int]], at_once: int = 100
-) -> Iterator[Any]:
-    """Yield the rows of a table whose first four columns are one of the places."""
-    rest = list(places)
-    joined = " AND ".join(f"s.{name} = p.column{number}" for number, name in enumerate(columns[:4], 1))
-    names = ",".join(f"s.{name}" for name in columns)
-    for start in range(0, len(rest), at_once):
-        chunk = rest[start : start + at_once]
-        values = ",".join(["(?,?,?,?)"] * len(chunk))
-        sql = f"SELECT {names} FROM (VALUES {values}) p CROSS JOIN {table} s ON {joined}"
-        yield from db.execute(sql, list(chain.from_iterable(chunk)))
-
-
-def _replace_rows(db: sqlite3.Connection, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    insert_many(
-        db,
-        table,
-        columns,
-        rows,
-        "ON CONFLICT DO UPDATE SET " + ",".join(f"{name}=excluded.{name}" for name in columns[4:]),
-    )
-
-
-@lru_cache(maxsize=10_000)
 class _Names:
     """Ids of series and labels, created as needed. For one update."""
 

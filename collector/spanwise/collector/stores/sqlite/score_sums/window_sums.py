@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from math import isclose
 from typing import NamedTuple, TypeVar
 
 from spanwise.collector.records import ScoreSums
 from spanwise.collector.stores.sqlite.score_sums.contributions import Contribution, Grouping, read_contributions
-from spanwise.collector.stores.sqlite.score_sums.sum_tables import WIDTHS_S, count_changes
+from spanwise.collector.stores.sqlite.score_sums.session_clusters import HOURS, WIDTHS_S
+from spanwise.collector.stores.sqlite.score_sums.sum_tables import count_changes
 from spanwise.collector.stores.table_rows import select_many
 from spanwise.collector.stores.weighted_sums import (
     ClusterSums,
@@ -21,6 +22,7 @@ from spanwise.collector.stores.weighted_sums import (
     make_sum_records,
 )
 
+_MAX_HOUR = 2**62  # beyond all hours
 TRACES_PER_READ = 5_000  # traces whose scores are in memory at once
 _NS = 1_000_000_000
 _DAY_NS = 86_400 * _NS
@@ -64,6 +66,11 @@ _SELECT_SUMS = (
 _SELECT_CLUSTERS = (
     "SELECT series, session, block, label, weight, total FROM score_clusters"
     " WHERE level = ? AND block >= ? AND block < ? AND series IN (%s)"
+)
+_SELECT_SPANNING = (
+    "SELECT s.series, s.session, s.block, s.label, s.weight, s.total FROM (VALUES {}) v"
+    " CROSS JOIN score_clusters s INDEXED BY score_clusters_that_span ON s.spans = v.column1"
+    f" WHERE s.level = {HOURS} AND s.spans > 0 AND s.block >= ? AND s.block < ? AND s.series IN (%s)"
 )
 
 
@@ -114,10 +121,10 @@ def sum_blocks(
     if not (joined or window.per_block > 1 or is_shared):
         return found
     parts: dict[tuple[P, int], dict[tuple[int, int], dict[int, tuple[float, float]]]] = defaultdict(dict)
-    # only sessions with several parts have products
-    sql = _SELECT_CLUSTERS if is_shared or window.level == 0 else f"{_SELECT_CLUSTERS} AND spans = 1"
-    for series, session, block, label, *amounts in select_many(db, sql, places, bounds):
-        parts[places[series], session].setdefault((block, series), {})[label] = amounts[0], amounts[1]
+    for series, session, block, label, weight, total in _select_clusters(db, places, window, is_shared=is_shared):
+        labels = parts[places[series], session].setdefault((block, series), {})
+        before = labels.get(label, (0.0, 0.0))
+        labels[label] = before[0] + weight, before[1] + total
     for (place, _), of_session in parts.items():
         if len(of_session) > 1:
             in_order = [
@@ -126,6 +133,27 @@ def sum_blocks(
             ]
             found[place].add_products(in_order, joined=joined)
     return found
+
+
+def _select_clusters(
+    db: sqlite3.Connection, series: Iterable[int], window: BlockWindow, *, is_shared: bool
+) -> Iterator[tuple[int, int, int, int, float, float]]:
+    """Yield series, session, block, label, Σw and Σw·y of the sessions that may have several parts in a window.
+
+    Those of blocks of several hours come hour by hour.
+    """
+    if window.level == 0:
+        yield from select_many(db, _SELECT_CLUSTERS, series, (0, window.first, window.last))
+        return
+    hours = WIDTHS_S[window.level] // WIDTHS_S[HOURS]
+    bounds = (max(window.first * hours, -_MAX_HOUR), min(window.last * hours, _MAX_HOUR))
+    if is_shared:
+        rows = select_many(db, _SELECT_CLUSTERS, series, (HOURS, *bounds))
+    else:
+        spans = ",".join(f"({level})" for level in range(window.level, len(WIDTHS_S)))
+        rows = select_many(db, _SELECT_SPANNING.format(spans), series, bounds)
+    for of_series, session, hour, *sums in rows:
+        yield of_series, session, hour // hours, *sums
 
 
 def _find_series(db: sqlite3.Connection, query: SumsQuery) -> dict[int, SumPlace]:
