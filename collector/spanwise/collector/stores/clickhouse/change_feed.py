@@ -14,9 +14,8 @@ from typing import Any
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import EVALUATOR_KIND, Filter, validate_rule_filter
 from spanwise.collector.records import ChangePage, TraceHead
-from spanwise.collector.stores.clickhouse.connection import Database
+from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters
 from spanwise.collector.stores.clickhouse.filter_values import evaluate_filters
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.table_rows import parse_text_cursor
 
 MAX_HEADS = 10_000  # maximum number of heads in a page
