@@ -13,6 +13,7 @@ from datetime import date
 from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakSet
 
 from spanwise.collector.errors import Closed, Refused, StoreError, TooSlow, Unavailable, require_extra
 from spanwise.collector.stores.clickhouse import schema
@@ -68,6 +69,17 @@ _CLUSTER_SETTINGS: Mapping[str, Any] = {
 _REASON = re.compile(r"\[Errno -?\d+\] [\w ]+|[Tt]imed out|Connection aborted|Name or service not known")
 # Without any handler, Python would print the warnings of the client, which the errors of the store repeat
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
+
+
+_CONNECTIONS: WeakSet[Connection] = WeakSet()
+
+
+def _reset_connections() -> None:
+    for connection in _CONNECTIONS:
+        connection.reset_after_fork()
+
+
+os.register_at_fork(after_in_child=_reset_connections)
 
 
 class QueryParameters(dict[str, Any]):
@@ -134,8 +146,12 @@ class Connection:
         self.where = f"clickhouse://{self._user}@{self._host}:{port}/{self.database}"
         self._lock = threading.Lock()
         self._client: Client | None = None
-        self._owner = 0  # id of the process that opened `_client`
         self._is_closed = False
+        _CONNECTIONS.add(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the client and the locks of the parent process, whose other threads do not exist in this one."""
+        self._lock, self._client = threading.Lock(), None
 
     def query(
         self, sql: str, parameters: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
@@ -191,16 +207,16 @@ class Connection:
         """Close the connections. Later operations raise `Closed`. Repeated calls do nothing."""
         with self._lock:
             client, self._client, self._is_closed = self._client, None, True
-        if client is not None and self._owner == os.getpid():
+        if client is not None:
             client.close()
 
     def _open(self) -> Client:
-        """Return the client of this process. A child process must not use the sockets of its parent."""
+        """Return the client of this process."""
         with self._lock:
             if self._is_closed:
                 raise Closed(f"the store at {self.where} is closed")
-            if self._client is None or self._owner != os.getpid():
-                self._client, self._owner = self._connect(), os.getpid()
+            if self._client is None:
+                self._client = self._connect()
             return self._client
 
     def _connect(self) -> Client:
@@ -278,6 +294,10 @@ class Database(Connection):
         self.created_ns = min(int(value) for name, value in facts if name == "created_ns")
         last = "SELECT max(change) FROM traces UNION ALL SELECT max(number) FROM feedback UNION ALL SELECT max(number) FROM open_runs"
         self._advance(max(row[0] for row in self.query(last)))
+
+    def reset_after_fork(self) -> None:
+        super().reset_after_fork()
+        self._clock = threading.Lock()
 
     def _prepare_tables(self) -> list[tuple[str, str]]:
         """Create the tables unless they exist, and return the rows of `database_facts`. Processes may do so at once."""

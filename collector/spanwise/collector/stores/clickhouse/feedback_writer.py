@@ -76,13 +76,10 @@ class FeedbackWriter:
     def _read_stored(self, rows: Iterable[FeedbackRow], given: Collection[str]) -> dict[str, FeedbackRow]:
         """Return the stored feedback with the ids of rows. Ids in `given` may be stored for another target."""
         known = [row for row in rows if row.id not in given]
-        of_target = "trace_id IN {traces:Array(String)} AND id IN {ids:Array(String)}"
-        traces = list({row.trace_id for row in known})
-        found = (
-            self._db.query(f"{_SELECT} WHERE {of_target}", {"traces": traces, "ids": [row.id for row in known]})
-            if known
-            else []
-        )
+        keys = {_get_key(row) for row in known}
+        where = "(trace_id, session_id, experiment_id) IN {keys:Array(Tuple(String, String, String))}"
+        values = {"keys": list(keys), "ids": [row.id for row in known]}
+        found = self._db.query(f"{_SELECT} WHERE {where} AND id IN {{ids:Array(String)}}", values) if known else []
         return {row.id: row for row in map(decode_row, [*found, *self._select_ids(given)])}
 
     def _select_ids(self, ids: Collection[str]) -> Sequence[Sequence[object]]:
@@ -90,7 +87,7 @@ class FeedbackWriter:
 
     def _read_of_rules(self, rows: Iterable[FeedbackRow]) -> list[FeedbackRow]:
         """Return the feedback of rules on the targets of rows, in any version."""
-        keys = {(row.trace_id, row.session_id, row.experiment_id) for row in rows}
+        keys = set(map(_get_key, rows))
         where = "(trace_id, session_id, experiment_id) IN {keys:Array(Tuple(String, String, String))} AND rule <> ''"
         return [decode_row(row) for row in self._db.query(f"{_SELECT} WHERE {where}", {"keys": list(keys)})]
 
