@@ -21,10 +21,9 @@ from spanwise.collector.formatting import error_group
 from spanwise.collector.records import JSON, Bucket, ScoreSums
 from spanwise.collector.statistics import Tally, percentile
 from spanwise.collector.stores.backends import BucketScore, RuleScore
-from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FeedbackRow, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPILERS, SLOT_COLUMNS, TRACES, compile_filter
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.clickhouse.record_lists import current_feedback, group_values
 from spanwise.collector.stores.table_rows import INT_MAX
 
