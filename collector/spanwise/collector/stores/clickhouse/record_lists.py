@@ -243,18 +243,8 @@ def list_sessions(
 
 
 def _make_session(row: Sequence[Any]) -> SessionSummary:
-    return SessionSummary(
-        session_id=row[0],
-        project=row[1],
-        user_id=row[2],
-        traces=row[3],
-        errors=row[4],
-        start_ns=row[5],
-        end_ns=row[6],
-        input_tokens=row[7],
-        output_tokens=row[8],
-        cost=row[9],
-    )
+    """Return the summary of a row of `_SESSION_FIELDS`, which are in the order of its fields."""
+    return SessionSummary(**dict(zip(SessionSummary.__slots__, row, strict=False)))
 
 
 # Distinct values of a field, for filter menus
