@@ -59,23 +59,20 @@ def list_traces(
     """Return one page of summaries, latest start first or in another order (see `record_lists`)."""
     if sort:
         page = record_lists.list_sorted_traces(db, filter, sort, limit, cursor)
-        parameters = QueryParameters()
-        sql = f"SELECT {_SUMMARY_COLUMNS} FROM {TRACES} WHERE t.trace_id IN {parameters.texts(page.ids)}"
-        found = {row[0]: row for row in db.query(sql, parameters)} if page.ids else {}
-        rows, next, newest = [found[id] for id in page.ids if id in found], page.next, page.newest
+        rows, next, newest = read_in_order(db, _SUMMARY_COLUMNS, page.ids), page.next, page.newest
     else:
-        rows, next = select_traces(db, filter, _SUMMARY_COLUMNS, limit, cursor, start=3)
+        rows, next = select_traces(db, filter, _SUMMARY_COLUMNS, limit, cursor)
         newest = None
     return Page(items=tuple(_make_summaries(db, rows)), next=next, newest=newest)
 
 
 def select_traces(
-    db: Connection, filter: Filter, columns: str, limit: int, cursor: str | None, *, start: int, where: str = "1"
+    db: Connection, filter: Filter, columns: str, limit: int, cursor: str | None, *, where: str = "1"
 ) -> tuple[list[Any], str | None]:
     """Return rows of the traces that pass, latest start first, and the cursor of the next page.
 
-    The first column is `t.trace_id`, and `start` is the position of `t.start_ns`. Raise `Refused` for an invalid
-    cursor.
+    The first column is `t.trace_id`. The traces are found first, and their rows read then, because a query with `FINAL`
+    reads all of its columns of all traces. Raise `Refused` for an invalid cursor.
     """
     parameters = QueryParameters()
     condition = f"{compile_filter(filter, parameters)} AND {where}"
@@ -83,11 +80,19 @@ def select_traces(
         start_ns, trace_id = parse_text_cursor(cursor)
         condition += f" AND (t.start_ns, t.trace_id) < ({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
     order = f"ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(limit + 1)}"
-    rows = db.query(f"SELECT {columns} FROM {TRACES} WHERE {condition} {order}", parameters)
-    if len(rows) <= limit:
-        return rows, None
-    rows = rows[:limit]
-    return rows, f"{rows[-1][start]}.{rows[-1][0]}"
+    found = db.query(f"SELECT t.trace_id, t.start_ns FROM {TRACES} WHERE {condition} {order}", parameters)
+    next = f"{found[limit - 1][1]}.{found[limit - 1][0]}" if len(found) > limit else None
+    return read_in_order(db, columns, [trace_id for trace_id, _ in found[:limit]]), next
+
+
+def read_in_order(db: Connection, columns: str, trace_ids: Sequence[str]) -> list[Any]:
+    """Return the rows of traces in the order requested. The first column is `t.trace_id`."""
+    if not trace_ids:
+        return []
+    parameters = QueryParameters()
+    sql = f"SELECT {columns} FROM {TRACES} WHERE t.trace_id IN {parameters.texts(trace_ids)}"
+    rows = {row[0]: row for row in db.query(sql, parameters)}
+    return [rows[trace_id] for trace_id in trace_ids if trace_id in rows]  # some may just have been deleted
 
 
 def _make_summaries(db: Connection, rows: Sequence[Any]) -> list[TraceSummary]:
