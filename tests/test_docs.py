@@ -50,6 +50,8 @@ def server(tmp_path):
 MADE = {page for page in PAGES if page.parent.name == "evaluators" and page.name != "protocol.md"}
 # Recipes set up whole processes: tests/test_recipes.py runs each in one of its own.
 MADE |= {page for page in PAGES if page.parent.name == "senders"}
+# The example of this page runs on a file and on databases: tests/test_scale_out.py
+MADE |= {ROOT / "docs" / "scale-out.md"}
 
 
 MARKS = {

@@ -219,3 +219,45 @@ def test_restore_of_a_file_that_is_open_is_refused(file: str, tmp_path: Path) ->
     spanwise("backup", copy, "--store", file)
     with SQLiteStore(file):
         assert "is being written by process" in refusal("restore", copy, "--store", file)
+
+
+# Copies of whole stores
+
+
+def test_a_copy_has_everything_and_says_what(file: str, tmp_path: Path) -> None:
+    shown = spanwise("copy", file, str(tmp_path / "copy.db"))
+    assert (shown.exit_code, "copied and compared: 2 traces, 3 runs, 0 feedback" in shown.stderr) == (0, True)
+    assert "2096-10-02" in shown.stdout
+    assert left(str(tmp_path / "copy.db")) == left(file)
+
+
+def test_a_dry_run_of_a_copy_only_counts(file: str, tmp_path: Path) -> None:
+    shown = spanwise("copy", file, str(tmp_path / "copy.db"), "--dry-run", "--json")
+    *days, tables = map(json.loads, shown.stdout.splitlines())
+    assert (sum(day["runs"] for day in days), tables) == (3, {"tables": {}})
+    assert not list(tmp_path.glob("copy*"))
+    assert not list(tmp_path.glob("*.copy"))
+
+
+def test_a_copy_while_the_file_is_served(file: str, tmp_path: Path) -> None:
+    with SQLiteStore(file) as store, Server(store):
+        assert spanwise("copy", file, str(tmp_path / "copy.db")).exit_code == 0
+    assert left(str(tmp_path / "copy.db")) == left(file)
+
+
+def test_a_copy_into_a_store_with_records_is_refused(file: str, tmp_path: Path) -> None:
+    assert spanwise("copy", file, str(tmp_path / "copy.db")).exit_code == 0
+    assert "already holds records; copy into a new, empty store" in refusal("copy", file, str(tmp_path / "copy.db"))
+
+
+def test_a_copy_to_clickhouse_needs_a_place_for_control_records(file: str) -> None:
+    told = refusal("copy", file, "clickhouse://ann:geheim@127.0.0.1:1/spans")
+    assert "'clickhouse://ann@127.0.0.1:1/spans' needs the URL of its control records: --control" in told
+
+
+def test_commands_for_a_file_do_not_show_the_password_of_a_database() -> None:
+    told = refusal("stats", "--store", "clickhouse://ann:geheim@127.0.0.1:1/spans")
+    assert told == (
+        "spanwise: 'clickhouse://ann@127.0.0.1:1/spans' is no SQLite file, but this command needs one; name the file"
+        " with --store"
+    )

@@ -43,11 +43,12 @@ def find_binaries() -> Path:
 class PostgresServer:
     """A cluster in a new temporary folder, reached through a Unix socket in it."""
 
-    def __init__(self, **settings: str) -> None:
+    def __init__(self, namespace: str = "", **settings: str) -> None:
         pytest.importorskip("psycopg", reason="psycopg is not installed: pip install '.[postgres]'")
         self._binaries = find_binaries()
         # Root may not run PostgreSQL, and the user postgres may not enter the folders of tests
         self._prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+        self._in_namespace = ["ip", "netns", "exec", namespace] if namespace else []
         self.folder = Path(tempfile.mkdtemp(prefix="spanwise-pg-", dir="/tmp"))  # a socket's path must be short
         if self._prefix:
             shutil.chown(self.folder, "postgres")
@@ -58,6 +59,8 @@ class PostgresServer:
         self._run(
             "initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C"
         )
+        with open(self.data / "pg_hba.conf", "a") as access:
+            access.write("host all all 10.0.0.0/8 trust\n")
         self.start()
 
     @property
@@ -71,7 +74,7 @@ class PostgresServer:
 
     def start(self) -> None:
         options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
-        command = [*self._prefix, str(self._binaries / "postgres"), "-D", str(self.data), *options]
+        command = [*self._in_namespace, *self._prefix, str(self._binaries / "postgres"), "-D", str(self.data), *options]
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", start_new_session=True)
         until(self._answers, 30)
@@ -108,6 +111,13 @@ class PostgresServer:
                 " LOOP EXECUTE 'DELETE FROM spanwise.' || name; END LOOP;"
                 " PERFORM setval(('spanwise.' || sequencename)::regclass, 1, false) FROM pg_sequences; END $$"
             )
+
+    def copy_database(self, url: str) -> str:
+        """The URL of a copy, made by pg_dump and psql as for a backup."""
+        copy, dump = self.create_database(), str(self.folder / "dump.sql")
+        self._run("pg_dump", "--file", dump, url)
+        self._run("psql", "--quiet", "--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--file", dump, copy)
+        return copy
 
     def drop_database(self, url: str) -> None:
         name = url.split("/")[3].split("?")[0]
@@ -153,8 +163,8 @@ def _exists(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def running_server(**settings: str) -> Iterator[PostgresServer]:
-    server = PostgresServer(**settings)
+def running_server(namespace: str = "", **settings: str) -> Iterator[PostgresServer]:
+    server = PostgresServer(namespace, **settings)
     try:
         yield server
     finally:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from collector.postgres_server import PostgresServer
+from spanwise import collector
 from spanwise.collector.errors import Closed, NotFound, Refused, TooSlow, Unavailable
 from spanwise.collector.records import (
     Booking,
@@ -29,11 +30,10 @@ from spanwise.collector.records import (
     Target,
     WorkerReport,
 )
-from spanwise.collector.request_context import CancellableQuery, query_context
+from spanwise.collector.stores import postgres as postgres_package
 from spanwise.collector.stores.backends import DecisionQuery, DeletedTraces
 from spanwise.collector.stores.postgres import PostgresControl
-from spanwise.collector.stores.sqlite import DatabaseFile
-from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 HOSTILE = [
     "it's",
@@ -62,11 +62,10 @@ def control(empty_database: str) -> Iterator[PostgresControl]:
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Iterator[SQLiteControl]:
+def beside(tmp_path: Path) -> Iterator[SQLiteStore]:
     """The same operations on SQLite, for comparison."""
-    made = SQLiteControl(DatabaseFile(tmp_path / "control.db"))
-    yield made
-    made.close()
+    with SQLiteStore(tmp_path / "control.db") as made:
+        yield made
 
 
 def rule(name: str = "r", version: str = "1", **fields: Any) -> Rule:
@@ -144,7 +143,7 @@ def use_everywhere(control: Any, text: str) -> list[Any]:
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_text_comes_back_as_it_was_stored_and_as_on_sqlite(
-    control: PostgresControl, beside: SQLiteControl, text: str
+    control: PostgresControl, beside: SQLiteStore, text: str
 ) -> None:
     assert use_everywhere(control, text) == use_everywhere(beside, text)
     assert control.queues() == {}  # items about deleted traces and sessions
@@ -157,7 +156,7 @@ def test_text_with_nul_is_found_in_json(control: PostgresControl) -> None:
     assert [one.id for one in control.examples("d", split="other")] == ["a", "b", "c", "d", "e"]
 
 
-def test_text_has_the_order_of_code_points(control: PostgresControl, beside: SQLiteControl) -> None:
+def test_text_has_the_order_of_code_points(control: PostgresControl, beside: SQLiteStore) -> None:
     names = ["b", "B", "a", "é", "z", "_", "漢", "\U0001f3d4", "a\0", "a\1", "a\2", "a b", "ab", "Ａ"]
     for one in (control, beside):
         save(one, *(rule(name) for name in names))
@@ -187,7 +186,7 @@ def test_a_refused_operation_changes_nothing(control: PostgresControl) -> None:
     assert [one.name for one in control.rules()] == ["r"]
 
 
-def test_sorted_lists_have_the_order_of_sqlite(control: PostgresControl, beside: SQLiteControl) -> None:
+def test_sorted_lists_have_the_order_of_sqlite(control: PostgresControl, beside: SQLiteStore) -> None:
     def lists(one: Any) -> list[Any]:
         for number in range(5):
             one.save_examples(f"d{number % 3}", [Example(id=str(id), inputs=id) for id in range(number)])
@@ -212,9 +211,7 @@ def test_sorted_lists_have_the_order_of_sqlite(control: PostgresControl, beside:
     ],
 )
 def test_an_address_is_shown_without_its_password(url: str, where: str) -> None:
-    from spanwise.collector.stores.postgres.connection_pool import parse_address
-
-    assert parse_address(url).where == where
+    assert postgres_package.connection_pool.parse_address(url).where == where  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:s3cret%zz@h/d", "postgresql://u:s3cret@h/d?nonsense=s3cret", "s3cret"])
@@ -310,17 +307,18 @@ def test_an_exhausted_pool_is_unavailable(control: PostgresControl) -> None:
 
 
 def test_a_query_beyond_its_time_limit_is_stopped(control: PostgresControl) -> None:
-    query = CancellableQuery("the query", 0.2)
+    context = collector.request_context
+    query = context.CancellableQuery("the query", 0.2)
     watching = threading.Thread(target=interrupt_until_over, args=(query,))
     watching.start()
-    with pytest.raises(TooSlow), query_context(query), control._postgres.read() as db:
+    with pytest.raises(TooSlow), context.query_context(query), control._postgres.read() as db:
         db.execute("SELECT pg_sleep(30)")
     query.leave()
     watching.join()
     assert control.keys() == []
 
 
-def interrupt_until_over(query: CancellableQuery) -> None:
+def interrupt_until_over(query: Any) -> None:
     while not query.was_left:
         if query.is_over:
             query.interrupt()

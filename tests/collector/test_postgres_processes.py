@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
@@ -18,9 +20,9 @@ from collector.postgres_server import PostgresServer, running_server
 from collector.postgres_workers import finish_of, run_together, start
 from collector.test_postgres import decide, rule, save
 from polling import until
-from spanwise.collector.errors import Refused
-from spanwise.collector.records import Alert, AlertResult, Example, Target
-from spanwise.collector.stores.backends import DecisionQuery
+from spanwise.collector.errors import Refused, Unavailable
+from spanwise.collector.records import Alert, AlertResult, Example, QueueItem, Target
+from spanwise.collector.stores.backends import DecisionQuery, DeletedTraces
 from spanwise.collector.stores.postgres import PostgresControl
 
 pytestmark = pytest.mark.process
@@ -45,6 +47,22 @@ def test_processes_that_migrate_at_once_wait_for_each_other(postgres: PostgresSe
     with postgres.connect(url.split("/")[3].split("?")[0]) as db:
         assert db.execute("SELECT version FROM spanwise.schema_version").fetchall() == [(1,)]
     postgres.drop_database(url)
+
+
+def test_a_restored_backup_can_be_used(control: PostgresControl, postgres: PostgresServer, empty_database: str) -> None:
+    waiting(control, 2)
+    control.enqueue([QueueItem(queue="q", target=Target(trace_id=id)) for id in ("t0", "odd\0")])
+    [leased] = control.lease_decisions("r", "1", "one", 60.0, "default", 1)
+    copy = postgres.copy_database(empty_database)
+    restored = PostgresControl(copy)
+    assert restored.queue("q") == control.queue("q")
+    restored.delete_references(DeletedTraces(["odd\0"]))
+    assert [one.target.trace_id for one in restored.queue("q")] == ["t0"]
+    [other] = restored.lease_decisions("r", "1", "two", 60.0, "default", 5)
+    assert (other.target, other.claim > leased.claim) == (Target(trace_id="t1"), True)
+    assert restored.finish_leases([finish_of(leased)]) == ["finished"]
+    restored.close()
+    postgres.drop_database(copy)
 
 
 def test_budgets_hold_across_processes(control: PostgresControl, empty_database: str) -> None:
@@ -252,13 +270,65 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(tmp_path: Path) 
         assert max(Counter(finished).values()) == 1
 
 
+@pytest.fixture
+def network() -> Iterator[tuple[str, str]]:
+    """A network namespace with one link to this machine: its name, which is also that of its end of the link; its address."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("a network namespace needs root and iproute2")
+    name, net = f"pg{os.getpid()}", f"10.{random.randrange(200, 250)}.{random.randrange(250)}"
+    commands = [
+        f"netns add {name}",
+        f"link add {name}h type veth peer name {name} netns {name}",
+        f"addr add {net}.1/24 dev {name}h",
+        f"link set {name}h up",
+        f"-n {name} addr add {net}.2/24 dev {name}",
+        f"-n {name} link set {name} up",
+    ]
+    try:
+        for command in commands:
+            if subprocess.run(["ip", *command.split()], capture_output=True).returncode:
+                pytest.skip(f"this machine does not allow: ip {command}")
+        yield name, f"{net}.2"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run(["ip", "link", "del", f"{name}h"], capture_output=True)
+
+
+@pytest.mark.slow
+def test_a_network_that_is_cut_makes_the_store_unavailable_until_it_is_mended(network: tuple[str, str]) -> None:
+    name, address = network
+    with running_server(namespace=name, listen_addresses=address) as server:
+        database = server.create_database().split("/")[3].split("?")[0]
+        limits = "connect_timeout=2&tcp_user_timeout=2000&keepalives_idle=1&keepalives_interval=1&keepalives_count=2"
+        control = PostgresControl(f"postgresql://postgres@{address}:5432/{database}?{limits}")
+        control.save_examples("d", [Example(id="a", inputs=1)])
+        link = ["ip", "-n", name, "link", "set", name]
+        subprocess.run([*link, "down"], check=True)  # packets vanish; no side learns of it
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                control.save_examples("d", [Example(id="b", inputs=1)])
+            assert time.monotonic() - began < 30
+        subprocess.run([*link, "up"], check=True)
+        until(lambda: is_answering(control), 60)
+        assert control.save_examples("d", [Example(id="b", inputs=1)]).version == 2
+        assert [one.id for one in control.examples("d")] == ["a", "b"]
+        control.close()
+
+
+def is_answering(control: PostgresControl) -> bool:
+    try:
+        control.keys()
+    except Unavailable:
+        return False
+    return True
+
+
 def run_job(url: str, number: int, name: str, stop: str) -> list[str]:
     return getattr(postgres_workers, name)(url, number, stop)  # type: ignore[no-any-return]
 
 
 def test_the_store_is_unavailable_while_the_server_is_away_and_goes_on_when_it_is_back() -> None:
-    from spanwise.collector.errors import Unavailable
-
     with running_server() as server:
         url = server.create_database()
         control = PostgresControl(url)

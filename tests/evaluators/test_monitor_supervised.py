@@ -54,7 +54,8 @@ class Supervised:
         self.done = None
 
     def _run(self):
-        self.done = Supervisor(self._plan, self.told.append, self.shown.append).run(self.stop)
+        self.supervisor = Supervisor(self._plan, self.told.append, self.shown.append)
+        self.done = self.supervisor.run(self.stop)
 
     def write(self, end="pass", more=""):
         self.file.write_text(RULES.format(flag=str(self.flag), end=end) + more)
@@ -130,6 +131,28 @@ def test_a_death_is_logged_without_targets_while_the_store_does_not_answer(store
             serving.close()
             monitor.flag.touch()
             assert monitor.heard("worker 1 ended: killed by SIGSEGV").endswith("in when_asked, rules.py:13")
+
+
+@pytest.mark.process
+def test_a_monitor_is_in_trouble_until_its_rules_run_and_while_the_store_is_away(store, tmp_path):
+    with ExitStack() as serving:
+        server = serving.enter_context(Server(store))
+        with supervised(tmp_path, server.url) as monitor:
+            until(lambda: monitor.workers())
+            until(lambda: monitor.supervisor.trouble() is None)
+            assert monitor.shown
+            serving.close()
+            assert "Unavailable" in until(monitor.supervisor.trouble)
+            with Server(store, port=server.port):
+                until(lambda: monitor.supervisor.trouble() is None)
+
+
+@pytest.mark.process
+def test_the_command_line_of_a_worker_has_no_address(url, tmp_path):
+    with supervised(tmp_path, url) as monitor:
+        (worker,) = monitor.running()
+        assert url not in " ".join(worker.cmdline())
+        assert worker.environ()["SPANWISE_URL"] == url
 
 
 @pytest.mark.process

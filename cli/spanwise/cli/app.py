@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from copy import copy
 from importlib import import_module, metadata
 from typing import Annotated, Any, cast
+from urllib.parse import unquote
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -138,7 +141,9 @@ class LazyCommands(Mapping[str, Any]):
             parent.add_typer(found, name=name)
         else:
             parent.command(name, cls=getattr(imported, "Command", None))(found)
-        return typer.main.get_group(parent).commands[name]
+        command = typer.main.get_group(parent).commands[name]
+        _add_control_options(command)
+        return command
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the command. A `KeyError` in its module is raised: it does not mean that there is no such command."""
@@ -152,6 +157,43 @@ class LazyCommands(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._table)
+
+
+def _add_control_options(command: Any) -> None:
+    """Add the option `--control` to a command, or to the commands of a group, whose `--store` accepts a cluster.
+
+    The option sets SPANWISE_CONTROL, from which `connect` takes the location of the control records.
+    """
+    for member in getattr(command, "commands", {}).values():
+        _add_control_options(member)
+    stores = [parameter for parameter in command.params if "--store" in parameter.opts]
+    if any("clickhouse://" in (parameter.help or "") for parameter in stores):
+        command.params += [parameter for parameter in _control_command().params if "--control" in parameter.opts]
+
+
+def _control_command() -> Any:
+    """Return a command that has only the option `--control`, because Typer makes options only from functions."""
+    from spanwise.cli.command_io import CONTROL_HELP
+
+    def set_control(context: typer.Context, url: str | None) -> None:
+        if url is not None:
+            before, os.environ["SPANWISE_CONTROL"] = os.environ.get("SPANWISE_CONTROL"), url
+            context.call_on_close(lambda: _restore_control(before))
+
+    option = typer.Option(None, "--control", help=CONTROL_HELP, metavar="URL", callback=set_control, expose_value=False)
+
+    def command(control: str | None = option) -> None:
+        """Do nothing."""
+
+    parent = typer.Typer(add_completion=False)
+    parent.command()(command)
+    return typer.main.get_command(parent)
+
+
+def _restore_control(before: str | None) -> None:
+    os.environ.pop("SPANWISE_CONTROL", None)
+    if before is not None:
+        os.environ["SPANWISE_CONTROL"] = before
 
 
 app = typer.Typer(
@@ -181,6 +223,25 @@ def spanwise(version: Version = False) -> None:
     show_migration_progress()
 
 
+# Address of a database with a password that is not `${NAME}`: all before it, the password, and the rest
+PASSWORD_PATTERN = re.compile(r"(.*\b(?:clickhouse|postgres|postgresql)://[^:@]*:)(?!\$\{)(.+)(@[^@]*)", re.DOTALL)
+
+
+def hide_passwords() -> None:
+    """Start this process again if its command line has a password of a database, so that other users do not see it.
+
+    The new command line refers to an environment variable (see `expand_environment`).
+    """
+    arguments, environment = list(sys.orig_argv), dict(os.environ)
+    for place, argument in enumerate(arguments):
+        if found := PASSWORD_PATTERN.fullmatch(argument):
+            name = f"SPANWISE_PASSWORD_{place}"
+            environment[name] = unquote(found[2])
+            arguments[place] = f"{found[1]}${{{name}}}{found[3]}"
+    if arguments != sys.orig_argv:
+        os.execve(sys.executable, arguments, environment)
+
+
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Convert errors that the user can fix into one line on stderr and exit status 1."""
@@ -192,6 +253,7 @@ def report_errors() -> Iterator[None]:
 
 def run() -> None:
     """Run the command named on the command line."""
+    hide_passwords()
     with report_errors():
         app()
 

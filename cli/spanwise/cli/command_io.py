@@ -23,7 +23,7 @@ StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
-        help="SQLite file or server URL. Default: SPANWISE_URL, else a server on port 4318, else ./spanwise.db.",
+        help="SQLite file, server URL or clickhouse:// URL. Default: SPANWISE_URL, else a server on port 4318, else ./spanwise.db.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
@@ -37,6 +37,16 @@ ParametersOption = Annotated[
 DatasetArgument = Annotated[str, typer.Argument(help="Name of the dataset.")]
 HostOption = Annotated[str, typer.Option(help="Address to bind to. Addresses other than loopback require API keys.")]
 FileStoreOption = Annotated[str, typer.Option("--store", help="SQLite file to store everything in.")]
+ServerStoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store", help="SQLite file to store everything in, or clickhouse:// URL of traces (with --control)."
+    ),
+]
+CONTROL_HELP = (
+    "With a clickhouse:// store: postgresql:// URL of its control records, or a SQLite file that only this process uses. "
+    "Default: SPANWISE_CONTROL."
+)
 
 
 console = TerminalConsole()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from spanwise.collector.errors import Refused
 
@@ -26,6 +27,43 @@ def check_database_path(path: str | os.PathLike[str]) -> str:
     if name.startswith("file:"):
         raise Refused(f"{name!r} is a SQLite URI; pass the path of a file (./{name} if the file has this name)")
     return name
+
+
+ENVIRONMENT_REFERENCE = re.compile(r"\$\{(\w+)\}")  # `${NAME}` in the URL of a database
+
+
+def expand_environment(url: str) -> str:
+    """Return a URL of a database with each `${NAME}` replaced by the environment variable, percent-encoded.
+
+    A password then appears neither in a command line nor in a file. Raises `Refused` for a variable that is not set.
+    """
+
+    def look_up(reference: re.Match[str]) -> str:
+        name = reference[1]
+        if name not in os.environ:
+            raise Refused(f"{hide_password(url)!r} refers to the environment variable {name}, which is not set")
+        return quote(os.environ[name], safe="")
+
+    return ENVIRONMENT_REFERENCE.sub(look_up, url)
+
+
+def hide_password(url: str) -> str:
+    """Return the URL of a database without its password and its options, for display. Paths are returned unchanged."""
+    scheme, divided, rest = url.partition("://")
+    if not divided:
+        return url
+    # a password may contain any character, also "/" and "?", so everything up to the last "@" counts as credentials
+    credentials, at, place = rest.rpartition("@")
+    return f"{scheme}://{credentials.partition(':')[0]}{at}{place.partition('?')[0]}"
+
+
+def remove_secrets(text: str, url: str) -> str:
+    """Return a text, such as a driver's error, without the URL of a database and its password."""
+    credentials = url.partition("://")[2].rpartition("@")[0]
+    password = credentials.partition(":")[2]
+    for secret in sorted({url, password, unquote(password)} - {""}, key=len, reverse=True):
+        text = text.replace(secret, hide_password(url) if secret == url else "***")
+    return text
 
 
 # wildcard bind address → loopback address that reaches it

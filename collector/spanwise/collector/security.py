@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 import time
-from base64 import b64decode
+from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +19,7 @@ from functools import lru_cache
 from hashlib import sha256
 from math import inf
 from re import Pattern
+from struct import Struct
 from typing import Any, NamedTuple, Protocol, cast
 
 from starlette.requests import Request
@@ -34,6 +35,7 @@ from spanwise.collector.stores import Store
 # Authorization: scopes that routes require, access of a request, store restricted to its project.
 
 ACCESS_SCOPE_KEY = "spanwise.access"  # key of the access in an ASGI scope
+FORM_SECRET_KEY = "spanwise.form_secret"  # key of the secret of forms in an ASGI scope
 
 
 # scope of a key → permissions. Write includes ingest; admin (keys, retention, bulk deletion) is separate.
@@ -92,6 +94,12 @@ class Access:
         """Raise `Forbidden` if the sender's key is limited to one project. The error names `what` as the reason."""
         if self.project is not None:
             raise Forbidden(f"the API key is limited to project {self.project!r}; {what} covers all projects")
+
+
+def get_form_secret(scope: Mapping[str, Any]) -> bytes:
+    """Return the secret with which the server signs its forms."""
+    found: bytes = scope.get(FORM_SECRET_KEY) or BrowserSessions.form_secret
+    return found
 
 
 def get_access(scope: Mapping[str, Any]) -> Access:
@@ -519,8 +527,8 @@ def check_permission(access: Access, permission: str) -> Access | Refusal:
 SESSION_LIFETIME_S = 12 * 3600  # seconds until readers must sign in again
 # maximum number of sessions in total, and per key; the oldest sessions are ended first
 MAX_SESSIONS, MAX_SESSIONS_PER_KEY = 10_000, 100
+SESSION_HEAD = Struct(">16sQ?")  # of a signed session: random number, end in seconds since 1970, whether secure
 _SALT_LENGTH = 16  # characters at the beginning of a form token
-_SECRET = secrets.token_bytes(32)  # random per process, so forms that were rendered before a restart must be reloaded
 
 
 class _Session(NamedTuple):
@@ -535,6 +543,8 @@ class BrowserSessions:
     A session holds the hash of an API key, which is looked up at each request. The server keeps only the hash of a
     session id; the browser has the id itself.
     """
+
+    form_secret = secrets.token_bytes(32)  # random per process: after a restart, pages with forms must be reloaded
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -567,6 +577,58 @@ class BrowserSessions:
     def end(self, id: str) -> None:
         """End a session; an unknown id has no effect."""
         self._sessions.pop(hash_session_id(id), None)
+
+
+class SignedSessions(BrowserSessions):
+    """Browser sessions that every collector with the same secret accepts, because the session id holds the session.
+
+    The id consists of a random number, the end of the session, its flags, the encrypted hash of its key, and a
+    signature. Signing out ends the session on this collector, and deletes it in the browser. Where else anyone has
+    copied the id to, it is valid on other collectors until its end, or until its key is revoked.
+    """
+
+    def __init__(self, secret: bytes, now: Callable[[], float] = time.time) -> None:
+        super().__init__(now)
+        self._signing, self._encrypting, self.form_secret = (
+            hmac.new(secret, purpose, sha256).digest() for purpose in (b"sign sessions", b"encrypt keys", b"sign forms")
+        )
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
+
+    def begin(self, key: bytes, *, secure: bool = False) -> str:
+        """Return the id of a new session of a key, given as its hash."""
+        head = SESSION_HEAD.pack(secrets.token_bytes(16), int(self._now() + SESSION_LIFETIME_S), secure)
+        content = head + self._encrypt(key, head)
+        return urlsafe_b64encode(content + self._sign(content)).decode()
+
+    def key_of(self, id: str, *, secure: bool = False) -> bytes | None:
+        """Return the hash of the key of a session; None if the session has ended or its id is not valid."""
+        try:
+            content = urlsafe_b64decode(id.encode("ascii"))
+        except (ValueError, binascii.Error):  # not ASCII, or not base64
+            return None
+        content, signature = content[:-32], content[-32:]
+        if len(content) != SESSION_HEAD.size + 32 or not hmac.compare_digest(signature, self._sign(content)):
+            return None
+        head, key = content[: SESSION_HEAD.size], content[SESSION_HEAD.size :]
+        _, until, is_secure = SESSION_HEAD.unpack(head)
+        if until <= self._now() or is_secure > secure or hash_session_id(id) in self._ended:
+            return None
+        return self._encrypt(key, head)
+
+    def end(self, id: str) -> None:
+        """End a session on this collector."""
+        if self.key_of(id, secure=True) is not None:
+            self._ended[hash_session_id(id)] = None
+            while len(self._ended) > MAX_SESSIONS:
+                self._ended.popitem(last=False)
+
+    def _sign(self, content: bytes) -> bytes:
+        return hmac.new(self._signing, content, sha256).digest()
+
+    def _encrypt(self, key: bytes, head: bytes) -> bytes:
+        """Encrypt or decrypt the hash of a key by a mask that no other session has."""
+        mask = hmac.new(self._encrypting, head, sha256).digest()
+        return bytes(first ^ second for first, second in zip(key, mask, strict=True))
 
 
 def hash_session_id(id: str) -> bytes:
@@ -620,16 +682,16 @@ def read_session_cookie(headers: Collection[tuple[bytes, bytes]], host: str) -> 
     return None
 
 
-def make_form_token(bond: bytes, salt: str = "") -> str:
+def make_form_token(bond: bytes, salt: str = "", secret: bytes = BrowserSessions.form_secret) -> str:
     """Return the CSRF token of forms that are rendered for the session or key with this bond.
 
-    Without `salt`, every token is different, so that the length of compressed pages does not reveal it.
+    The `secret` is that of the server's browser sessions. Without `salt`, every token is different, so that the length of compressed pages does not reveal it.
     """
     salt = salt or secrets.token_hex(_SALT_LENGTH // 2)
-    return salt + hmac.new(_SECRET, salt.encode("utf-8", "replace") + bond, sha256).hexdigest()
+    return salt + hmac.new(secret, salt.encode("utf-8", "replace") + bond, sha256).hexdigest()
 
 
-def is_form_token(token: str, bond: bytes) -> bool:
+def is_form_token(token: str, bond: bytes, secret: bytes = BrowserSessions.form_secret) -> bool:
     """Return whether the token was made for this bond."""
-    expected = make_form_token(bond, token[:_SALT_LENGTH])
+    expected = make_form_token(bond, token[:_SALT_LENGTH], secret)
     return hmac.compare_digest(token.encode("utf-8", "replace"), expected.encode("utf-8", "replace"))

@@ -18,7 +18,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from spanwise.collector.address_parsing import build_server_url, check_database_path
+from spanwise.collector.address_parsing import build_server_url, check_database_path, hide_password
 from spanwise.collector.errors import Closed, Refused
 from spanwise.collector.records import TraceSummary
 from spanwise.collector.stores import Store
@@ -36,20 +36,35 @@ DEFAULT_FILE = "spanwise.db"
 FORMER_FILE = "assay.db"
 
 
-def connect(where: str | os.PathLike[str] | None = None) -> Store:
+def connect(where: str | os.PathLike[str] | None = None, *, control: str | os.PathLike[str] | None = None) -> Store:
     """Open the store at `where`: an `http://…` or `https://…` URL of a collector, or the path of a SQLite file.
 
     Without `where`: SPANWISE_URL, else a collector that answers on port 4318 of this machine, else `./spanwise.db`.
-    If another process has the file open for writing and serves it, the store connects to that process. Raises
-    `Refused`.
+    If another process has the file open for writing and serves it, the store connects to that process.
+
+    A `clickhouse://…` URL opens traces in ClickHouse, with the control records at `control` (else SPANWISE_CONTROL):
+    a `postgresql://…` URL, or the path of a SQLite file, which only one process can use. Raises `Refused`.
     """
     location = os.fspath(where) if where is not None else default_location()
     scheme, divided, _ = location.partition("://")
+    if divided and scheme == CLUSTER_SCHEME:
+        return _open_cluster(location, control)
+    if control is not None:
+        raise Refused(
+            f"control records of their own belong to a clickhouse:// store; {hide_password(location)!r} holds both"
+        )
     if not divided:
         return _open_file(Path(check_database_path(location)))
+    if scheme in CONTROL_SCHEMES:
+        raise Refused(
+            f"{hide_password(location)!r} can hold control records, but no traces; name a store of traces, with this "
+            "URL for its control records: connect('clickhouse://…', control='postgresql://…'), or --store and --control"
+        )
     if scheme not in SCHEMES:
-        known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise Refused(f"unknown URL scheme in {location!r}; expected {known} or the path of a SQLite file")
+        known = ", ".join(f"{name}://" for name in (*SCHEMES, CLUSTER_SCHEME))
+        raise Refused(
+            f"unknown URL scheme in {hide_password(location)!r}; expected {known} or the path of a SQLite file"
+        )
     return SCHEMES[scheme](location)
 
 
@@ -70,7 +85,7 @@ def default_file() -> str:
 
 
 def describe(store: Store) -> str:
-    """Return the URL or path of a store, for messages."""
+    """Return the URL or path of a store, for messages, without passwords."""
     return store.where
 
 
@@ -82,10 +97,44 @@ def _open_url(url: str) -> HTTPStore:
 
 # URL scheme → function that opens the store; each imports its store only when called
 SCHEMES: Mapping[str, Callable[[str], Store]] = {"http": _open_url, "https": _open_url}
+CLUSTER_SCHEME, CONTROL_SCHEMES = "clickhouse", ("postgresql", "postgres")
+
+
+def find_control(url: str, control: str | os.PathLike[str] | None) -> str:
+    """Return the URL or path of the control records of a ClickHouse store: `control`, else SPANWISE_CONTROL.
+
+    Raises `Refused` if neither is set.
+    """
+    found = os.fspath(control) if control is not None else os.environ.get("SPANWISE_CONTROL")
+    if not found:
+        raise Refused(
+            f"{hide_password(url)!r} holds traces only; its control records (rules, decisions, datasets, keys) need a"
+            " database of their own: --control postgresql://…, control=… or SPANWISE_CONTROL"
+        )
+    return found if "://" in found else check_database_path(found)
+
+
+def _open_cluster(url: str, control: str | os.PathLike[str] | None) -> Store:
+    """Open a cluster store, once per process. Control records in a file of a running collector are used through it."""
+    from spanwise.collector.stores import open_backends
+
+    place = find_control(url, control)
+    with _lock:
+        key = f"{url} {place if '://' in place else Path(place).resolve()}"
+        if shared := _open_stores.get(key):
+            return cast(Store, shared.handle())
+        if "://" not in place:
+            from spanwise.collector.stores.sqlite import holder
+
+            process = holder(Path(place))
+            if process and process.get("url"):
+                return _open_url(process["url"])
+        shared = _open_stores[key] = _SharedStore(key, cast("SQLiteStore", open_backends(url, place)))
+        return cast(Store, shared.handle())
 
 
 def _open_file(path: Path) -> Store:
-    from spanwise.collector.stores.sqlite import holder
+    from spanwise.collector.stores.sqlite import holder, open_store
 
     with _lock:
         if shared := _open_stores.get(path.resolve()):
@@ -93,17 +142,15 @@ def _open_file(path: Path) -> Store:
         process = holder(path)
         if process and process.get("url"):
             return _open_url(process["url"])
-        shared = _open_stores[path.resolve()] = _SharedStore(path)
+        shared = _open_stores[path.resolve()] = _SharedStore(path.resolve(), open_store(path))
         return cast(Store, shared.handle())
 
 
 class _SharedStore:
-    """Reference-counted store of a file: opened once per process, and closed by its last user."""
+    """Reference-counted store of a file or cluster: opened once per process, and closed by its last user."""
 
-    def __init__(self, path: Path) -> None:
-        from spanwise.collector.stores.sqlite import open_store
-
-        self.key, self.store, self.users = path.resolve(), open_store(path), 0
+    def __init__(self, key: Path | str, store: SQLiteStore) -> None:
+        self.key, self.store, self.users = key, store, 0
 
     def handle(self) -> _StoreHandle:
         self.users += 1
@@ -139,13 +186,14 @@ class _StoreHandle:
 
     @property
     def where(self) -> str:
-        """Return the path of the file."""
+        """Return the path of the file, or the locations of both backends."""
         return self._shared.store.where
 
     # These return the store's own methods, so that appending spans costs no extra call.
     announce, health, trouble, append_async = (
         property(attrgetter(f"_store.{name}")) for name in "announce health trouble append_async".split()
     )
+    is_exclusive = property(attrgetter("_store.is_exclusive"))
     identity, open_outlet, feedback_after, count_feedback_after, move_outlet, find_stored_feedback = (
         property(attrgetter(f"_store.{name}"))
         for name in "identity open_outlet feedback_after count_feedback_after move_outlet find_stored_feedback".split()
@@ -184,7 +232,7 @@ def _reset_after_fork() -> None:
 
 
 _lock = threading.Lock()
-_open_stores: dict[Path, _SharedStore] = {}
+_open_stores: dict[Path | str, _SharedStore] = {}  # by resolved path, or by the URLs of both backends
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
@@ -257,7 +305,7 @@ class OnDemandStore:
         """Do nothing: the callers of `hold` release the store."""
 
     def __repr__(self) -> str:
-        return f"OnDemandStore({self._place!r})"
+        return f"OnDemandStore({hide_password(self._place)!r})"
 
 
 class AsyncStore:

@@ -174,12 +174,18 @@ def make_grpc_exporter() -> Any:
 def _environment_readers() -> dict[str, Callable[[], Any]]:
     get = os.environ.get
     otlp = read_otlp_environment
+
+    def collector() -> str | None:
+        # In a process that opens databases directly, this variable is no collector's address
+        url = get("SPANWISE_URL")
+        return None if url and url.startswith("clickhouse://") else url
+
     return {
-        "url": lambda: get("SPANWISE_URL") or otlp().url,
-        "by_otel": lambda: not get("SPANWISE_URL") and otlp().url is not None,
-        "traces_url": lambda: None if get("SPANWISE_URL") else otlp().traces_url,
-        "headers": lambda: {} if get("SPANWISE_URL") else otlp().headers,
-        "otlp_grpc": lambda: not get("SPANWISE_URL") and otlp().grpc,
+        "url": lambda: collector() or otlp().url,
+        "by_otel": lambda: not collector() and otlp().url is not None,
+        "traces_url": lambda: None if collector() else otlp().traces_url,
+        "headers": lambda: {} if collector() else otlp().headers,
+        "otlp_grpc": lambda: not collector() and otlp().grpc,
         "conventions": lambda: _normalize_conventions(get("SPANWISE_CONVENTIONS") or ""),
         "compression": lambda: otlp().compression,
         "timeout": lambda: otlp().timeout,

@@ -13,6 +13,7 @@ Modules, in the order in which data flows:
 - `imports`: `spanwise import`: OpenAI Evals from files or the API, and Inspect logs.
 - `judges`: `spanwise judges`: label cases in the terminal, calibrate judges against the labels.
 - `monitor`: `spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
+- `monitor_health`: Health endpoints of `spanwise monitor`: /healthz and /readyz on a port of this machine.
 - `monitor_reports`: `spanwise monitor status`, `why`, `check` and `diff`: reports on rules and their decisions.
 - `alerts`: `spanwise alerts`: list, show, check, test, acknowledge and snooze alerts.
 - `db`: `spanwise db`: sizes, retention, deletion, export, import, check, recovery, backup, SQL, flat tables.
@@ -26,4 +27,5 @@ Modules, in the order in which data flows:
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "doctor",
+    "monitor_health",
 ]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,7 @@ from spanwise.cli.command_io import (
     print_table,
 )
 from spanwise.collector import check_database_path
+from spanwise.collector.address_parsing import hide_password
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter, parse, parse_duration
 from spanwise.collector.records import Retention
@@ -464,6 +466,58 @@ def _list_counts(counts: Counter[str]) -> str:
 
 
 @app.command()
+def copy(
+    source: Annotated[str, typer.Argument(help="SQLite file or clickhouse:// URL to copy from.")],
+    target: Annotated[str, typer.Argument(help="SQLite file or clickhouse:// URL to copy to; it must be empty.")],
+    control: Annotated[
+        str | None,
+        typer.Option(
+            help="postgresql:// URL of the control records of the target (or of the source, if that is the "
+            "only clickhouse:// store). Default: SPANWISE_CONTROL."
+        ),
+    ] = None,
+    source_control: Annotated[
+        str | None, typer.Option(help="URL of the control records of the source, if both stores are databases.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be copied.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Copy all records of a store into another one, with all ids and numbers, and compare both. Repeat an interrupted
+    command to continue it.
+
+    A SQLite file may be served meanwhile: one snapshot of it is copied. Nothing else may use the target.
+
+    Example: `spanwise db copy spanwise.db clickhouse://spanwise@clickhouse/spanwise --control postgresql://spanwise@db/spanwise`
+    """
+    from spanwise.collector.import_export import copy_store, find_state_file, open_source, open_target, summarize
+
+    control = control or os.environ.get("SPANWISE_CONTROL")
+    with open_source(source, source_control or control) as opened, _progress() as report:
+        if dry_run:
+            contents = summarize(opened, report)
+        else:
+            with open_target(target, control) as empty:
+                contents = copy_store(opened, empty, find_state_file(source, target), report)
+    rows = [
+        {"day": str(date(1970, 1, 1) + timedelta(int(day))), **{name: getattr(totals, name) for name in DAY_COUNTS}}
+        for day, totals in sorted(contents.days.items())
+    ]
+    tables = {name: totals.rows for name, totals in contents.tables.items() if totals.rows}
+    if json:
+        emit([*rows, {"tables": tables}])
+        return
+    console.print(_make_table(rows))
+    what = ", ".join(f"{count:,} × {name.replace('_', ' ')}" for name, count in tables.items())
+    print_note(f"control records: {what or 'none'}")
+    counts = ", ".join(f"{sum(row[name] for row in rows):,} {name}" for name in DAY_COUNTS)
+    done = "would copy" if dry_run else "copied and compared"
+    print_note(f"{done}: {counts}")
+
+
+DAY_COUNTS = ("traces", "runs", "feedback")
+
+
+@app.command()
 def check(
     deep: Annotated[bool, typer.Option("--deep", help="Also decode every payload.")] = False,
     store: FileOption = None,
@@ -578,7 +632,10 @@ def _store_path(store: str | None) -> str:
     """Return the path of a database file, which need not exist. Raises `Refused` for the URL of a server."""
     path = check_database_path(store if store is not None else os.environ.get("SPANWISE_URL") or "spanwise.db")
     if "://" in path:
-        raise Refused(f"{path!r} is a server, but this command needs its database file; name the file with --store")
+        what = "is a server, but this command needs its database file"
+        if not path.startswith(("http://", "https://")):
+            what = "is no SQLite file, but this command needs one"
+        raise Refused(f"{hide_password(path)!r} {what}; name the file with --store")
     adopt_former_file(path)
     return path
 

@@ -35,6 +35,7 @@ from spanwise.cli.quality_gate import (
     render_junit,
     render_markdown,
 )
+from spanwise.collector.address_parsing import hide_password
 from spanwise.collector.errors import Refused, SpanwiseError
 from spanwise.collector.stores import Store
 
@@ -150,7 +151,7 @@ class EvalOptions:
     @property
     def store_option(self) -> list[str]:
         """Return the arguments that name the store in printed commands."""
-        return ["--store", self.at] if self.at else []
+        return ["--store", hide_password(self.at)] if self.at else []
 
     def get_name(self, file: Path) -> str:
         """Return the name of a file's experiment."""

@@ -9,6 +9,7 @@ import typer
 
 from spanwise.cli.command_io import HostOption, StoreOption, error_console, print_note
 from spanwise.collector import default_location
+from spanwise.collector.address_parsing import hide_password
 from spanwise.collector.errors import Refused, require_extra
 
 Http = Annotated[bool, typer.Option("--http", help="Serve HTTP at /mcp until Ctrl-C, instead of stdin and stdout.")]
@@ -43,7 +44,7 @@ def mcp(
     from spanwise.cli.mcp.tool_results import StoreAccess
 
     store_access = StoreAccess(at, guarded=http)
-    print_note(f"store: {at or default_location()}")
+    print_note(f"store: {hide_password(at or default_location())}")
     server = make_server(store_access, write=write, file=file)
     if not http:
         server.run("stdio")

@@ -32,12 +32,13 @@ from spanwise.cli.command_io import (
     print_table,
 )
 from spanwise.cli.commands import monitor_reports
-from spanwise.collector import describe, formatting
+from spanwise.cli.commands.monitor_health import serve_health
+from spanwise.collector import default_location, describe, formatting
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import parse_time
 from spanwise.collector.records import Backfill, BackfillPreview, Rule, RuleStatus
-from spanwise.collector.stores import Store
+from spanwise.collector.stores import LocalStore, Store
 from spanwise.collector.terminal_escaping import escape_line
 
 if TYPE_CHECKING:
@@ -62,8 +63,23 @@ Memory = Annotated[
 ]
 
 
+HealthPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port on this machine for health checks: /healthz, and /readyz, which is 503 while no worker evaluates traces.",
+    ),
+]
+
+
 def run(
-    file: RulesFile, at: StoreOption = None, workers: Workers = 1, activate: Activate = False, memory: Memory = None
+    file: RulesFile,
+    at: StoreOption = None,
+    workers: Workers = 1,
+    activate: Activate = False,
+    memory: Memory = None,
+    health_port: HealthPort = None,
 ) -> None:
     """Evaluate live traffic by the rules of a file, until Ctrl-C. The file is reloaded when it changes.
 
@@ -74,10 +90,11 @@ def run(
     from spanwise.evaluators.monitors import Supervisor
 
     _check_file_exists(file)
-    url = _collector_url(at)
+    url = _find_store(at)
     plan = make_plan(file, url, workers=workers, activate=activate, memory=memory)
-    with stop_on_signal() as stop:
-        is_loaded = Supervisor(plan, print_monitor_line, print_rules).run(stop)
+    supervisor = Supervisor(plan, print_monitor_line, print_rules)
+    with stop_on_signal() as stop, serve_health(health_port, supervisor.trouble):
+        is_loaded = supervisor.run(stop)
     if not is_loaded:
         raise typer.Exit(1)
     print_monitor_line("stopped; unfinished evaluations were released")
@@ -135,11 +152,17 @@ def _format_percent(rate: float) -> str:
     return f"{100 * rate:g} %"
 
 
-def _collector_url(at: str | None) -> str:
-    """Return the URL of the collector. For a file, return that of the server that serves it. Raises `Refused`."""
-    with open_store(at) as store:
+def _find_store(at: str | None) -> str:
+    """Return the URL of the store for the workers: that of a collector, or of the databases that collectors share.
+
+    For a file, return that of the server that serves it. Raises `Refused`.
+    """
+    location = at or default_location()
+    with open_store(location) as store:
         where = describe(store)
-    if "://" in where:
+        if isinstance(store, LocalStore) and not store.is_exclusive:
+            return location
+    if where.startswith(("http://", "https://")):
         return where
     raise Refused(
         f"no server is running for {where!r}, and a monitor needs one; start `spanwise serve --store {where} --monitor "

@@ -13,13 +13,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from spanwise.cli.command_io import FileStoreOption, HostOption, error_console, print_note
-from spanwise.collector.address_parsing import is_loopback, strip_brackets
+from spanwise.cli.command_io import HostOption, ServerStoreOption, error_console, print_note
+from spanwise.collector.address_parsing import hide_password, is_loopback, strip_brackets
 from spanwise.collector.errors import Refused
+from spanwise.collector.store_connection import CLUSTER_SCHEME, find_control
 
 if TYPE_CHECKING:
     from spanwise.collector.forward import Forwarder
@@ -107,7 +108,7 @@ GC_THRESHOLD = 10_000
 def serve(
     host: HostOption = "127.0.0.1",
     port: Port = 4318,
-    path: FileStoreOption = "spanwise.db",
+    path: ServerStoreOption = "spanwise.db",
     rules: Rules = None,
     grpc_port: GrpcPort = None,
     grpc: Grpc = True,
@@ -121,34 +122,30 @@ def serve(
 ) -> None:
     """Receive traces and serve the API and the pages, until Ctrl-C; with `--monitor` also evaluate incoming traces.
 
-    The monitor runs in separate processes, so that evaluators cannot stop the server from receiving traces.
+    The monitor runs in separate processes, so that evaluators cannot stop the server from receiving traces. Several
+    servers may share a clickhouse:// store.
 
     Example: `spanwise serve --port 4318 --store spanwise.db`
     """
     with _gc_paused():
         from spanwise.collector.forward import FeedbackForwarder, Forwarder, parse_targets
         from spanwise.collector.notifications import NotificationConfig, Notifier, load_targets
-        from spanwise.collector.stores.sqlite import SQLiteStore
-        from spanwise.collector.stores.sqlite.database.name_conversion import adopt_former_file
 
     if rules is not None and not Path(rules).is_file():
         raise Refused(f"there is no rules file {rules!r}")
-    if "://" in path:
-        raise Refused(f"--store {path!r}: a server needs a SQLite file of its own; give its path")
     if grpc_port is not None and not grpc:
         raise Refused(f"--grpc-port {grpc_port} and --no-grpc contradict each other; remove one of them")
     if grpc_port == port != 0:
         raise Refused(f"--port and --grpc-port are both {port}; use different ports, or 0 for a free one")
-    adopt_former_file(path)
     decoder_count = _parse_decoders(decoders)
-    forwarder = Forwarder(parse_targets(forward or (), os.environ), Path(f"{path}.forward"))
+    forwarder = Forwarder(parse_targets(forward or (), os.environ), _forward_folder(path))
     feedback_forwarder = FeedbackForwarder(parse_targets(feedback_to or (), os.environ, "--feedback-to"))
     notifications = load_targets(targets, os.environ) if targets else NotificationConfig()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_malloc()
     _register_identity_adapters()
     _log_audit()
-    with _gc_paused(), SQLiteStore(path) as store:
+    with _gc_paused(), _open_own_store(path) as store:
         from spanwise.collector.grpc import DEFAULT_PORT
         from spanwise.collector.server import Server
 
@@ -197,6 +194,34 @@ def serve(
         error_console.print("stopped; all acknowledged data is stored")
 
 
+@contextlib.contextmanager
+def _open_own_store(location: str) -> Iterator[Store]:
+    """Open the store of a server: a SQLite file of its own, or databases that several servers share."""
+    scheme, divided, _ = location.partition("://")
+    if not divided:
+        from spanwise.collector.stores.sqlite import SQLiteStore
+        from spanwise.collector.stores.sqlite.database.name_conversion import adopt_former_file
+
+        adopt_former_file(location)
+        with SQLiteStore(location) as store:
+            yield store
+        return
+    if scheme != CLUSTER_SCHEME:
+        raise Refused(
+            f"--store {hide_password(location)!r}: a server needs a SQLite file of its own, or databases:"
+            " --store clickhouse://… --control postgresql://…"
+        )
+    from spanwise.collector.stores import open_backends
+
+    with contextlib.closing(open_backends(location, find_control(location, None))) as cluster:
+        yield cast("Store", cluster)
+
+
+def _forward_folder(location: str) -> Path:
+    """Return the folder of requests that wait to be forwarded: next to the file, or for a cluster in this folder."""
+    return Path("spanwise.forward" if "://" in location else f"{location}.forward")
+
+
 def _parse_decoders(text: str) -> int:
     from spanwise.collector.ingest import MAX_DECODERS, default_decoder_count
 
@@ -219,7 +244,8 @@ def render_analysis(sides: Sequence[tuple[Store, Experiment]], page: str) -> tup
 def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: str) -> None:
     from spanwise.collector.pages import has_scripts
 
-    error_console.print(f"[bold]{server.url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
+    place = server.store.where if "://" in path else os.path.abspath(path)
+    error_console.print(f"[bold]{server.url}[/]  keeps {place}", soft_wrap=True)
     if server.grpc_url is not None:
         error_console.print(f"[bold]{server.grpc_url}[/]  accepts OTLP over gRPC", soft_wrap=True)
     elif server.without_grpc:
@@ -227,8 +253,8 @@ def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: 
     for target in forwarder.targets:
         print_note(f"forwards to {target.name}: {target.url}")
     if left := forwarder.left():
-        print_note(f"{', '.join(left)} in {path}.forward wait for destinations that --forward no longer names")
-    if os.stat(path).st_mode & 0o077:  # only a warning: the permissions stay unchanged
+        print_note(f"{', '.join(left)} in {_forward_folder(path)} wait for destinations that --forward no longer names")
+    if "://" not in path and os.stat(path).st_mode & 0o077:  # only a warning: the permissions stay unchanged
         error_console.print(
             f"other users of this machine can read {path}; to prevent it, run `chmod 600 {path}*`", soft_wrap=True
         )

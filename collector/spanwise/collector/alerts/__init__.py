@@ -12,7 +12,13 @@ The definitions are validated in `spanwise.collector.alert_policy`; the statisti
 - `alert_check`: Check of an alert: run it over past traffic, and say when it would have fired.
 """
 
-from spanwise.collector.alert_policy import OPERATIONAL_MEASURES, assign_alert_version, is_operational, validate_alert
+from spanwise.collector.alert_policy import (
+    OPERATIONAL_MEASURES,
+    assign_alert_version,
+    get_interval_ns,
+    is_operational,
+    validate_alert,
+)
 from spanwise.collector.alerts.alert_check import CHECKED_DAYS, check_alert
 from spanwise.collector.alerts.alert_runner import ALERT_LEASE, AlertRunner
 from spanwise.collector.alerts.status_changes import (
@@ -22,7 +28,6 @@ from spanwise.collector.alerts.status_changes import (
     format_duration,
     format_time,
     format_value,
-    make_notification,
 )
 from spanwise.collector.alerts.stored_alerts import STATUS_ORDER, GroupsByAlert, find_alert, get_groups, read_groups
 
@@ -43,8 +48,8 @@ __all__ = [
     "format_time",
     "format_value",
     "get_groups",
+    "get_interval_ns",
     "is_operational",
-    "make_notification",
     "read_groups",
     "validate_alert",
 ]

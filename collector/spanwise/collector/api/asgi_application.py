@@ -30,17 +30,19 @@ from spanwise.collector.request_context import CURRENT_ACTOR
 from spanwise.collector.security import (
     ACCESS_SCOPE_KEY,
     CREDENTIAL_HEADERS,
+    FORM_SECRET_KEY,
     READ_METHODS,
     Access,
     Authenticator,
     BrowserSessions,
     Refusal,
     RoutePermissions,
+    SignedSessions,
     check_permission,
     hash_session_id,
     read_session_cookie,
 )
-from spanwise.collector.stores import Store
+from spanwise.collector.stores import ClusterStore, Store
 
 # ASGI security middleware: host, origin and proxy checks, access control, CORS.
 
@@ -86,6 +88,7 @@ class SecurityMiddleware:
         """Forward a request with its access in the scope, or answer 401, 403, 429 or 503."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        scope[FORM_SECRET_KEY] = self.browser_sessions.form_secret
         headers = dict(scope["headers"])
         if self.scopes.is_open(scope["path"]):
             access: Access | Refusal = self._identify_caller(scope, headers)
@@ -398,7 +401,10 @@ def create_app(
     app.state.render_analysis = render_analysis
     app.state.query_scheduler = QueryScheduler(query_seconds)
     app.state.otlp = receiver.routes
-    app.state.authenticator, app.state.browser_sessions = authenticator or Authenticator(), BrowserSessions()
+    # collectors that share a store accept each other's browser sessions and forms
+    secret = store.shared_secret() if isinstance(store, ClusterStore) else None
+    app.state.browser_sessions = SignedSessions(secret) if secret else BrowserSessions()
+    app.state.authenticator = authenticator or Authenticator()
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
     install_routes(app, ROUTES)
     app.include_router(pages.create_router())

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from spanwise.collector.dialects import Amendment, log_once, read_via, write_feedback_attributes
+from spanwise.collector.errors import StoreError
 from spanwise.collector.forward.envelope import Envelope
 from spanwise.collector.forward.forward_queue import (
     MAX_QUEUE_BYTES,
@@ -28,7 +32,7 @@ from spanwise.collector.forward.forward_transport import DeliveryResult, Forward
 from spanwise.collector.ingest import ItemRefused, Request
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import JSON, Feedback, OpenRun, Run
-from spanwise.collector.stores import FeedbackSource, OutgoingFeedback
+from spanwise.collector.stores import ControlStore, FeedbackSource, OutgoingFeedback
 from spanwise.tracer import attribute_names as names
 
 # Forwarder: ingest sink that puts each received request into the queue of every target.
@@ -148,10 +152,14 @@ BATCH_SIZE = 200  # feedback rows in one request
 MAX_REQUEST_BYTES = 1024 * 1024  # maximum size of a request, unless it holds a single feedback row
 MAX_VIA = 8  # feedback that this many collectors have forwarded is not sent on
 POLL_INTERVAL = 0.5  # seconds between two polls of the store
+LEASE_S, RENEW_S = 30.0, 10.0  # of the lease of a target, where several collectors share a store
 
 
 class FeedbackForwarder:
-    """Feedback forwarder with one sender per target. Call `begin` once, and `close` before the store is closed."""
+    """Feedback forwarder with one sender per target. Call `begin` once, and `close` before the store is closed.
+
+    Of several collectors with one store, the one that has the lease of a target sends to it.
+    """
 
     def __init__(self, targets: Sequence[ForwardTarget], longest_pause: float = MAX_RETRY_PAUSE) -> None:
         """Create the forwarder; `longest_pause` is the maximum of the retry backoff in seconds."""
@@ -167,6 +175,8 @@ class FeedbackForwarder:
     def close(self) -> None:
         """Stop sending; the next server on this store sends the remaining feedback."""
         stop_senders(self._senders)
+        for sender in self._senders:
+            sender.release()
 
 
 class FeedbackSender(SenderThread):
@@ -179,7 +189,15 @@ class FeedbackSender(SenderThread):
         super().__init__(target, metrics, max_pause, f"spanwise-feedback-{target.name}")
         self._store, self._identity = store, store.identity()
         self._cursor = store.open_outlet(target.name, target.url).cursor
+        self._lease = (
+            None if getattr(store, "is_exclusive", True) else TargetLease(cast(ControlStore, store), target.name)
+        )
         metrics.gauge("spanwise_feedback_out_waiting", self._count_waiting, target=target.name)
+
+    def release(self) -> None:
+        """Release the lease of the target, if this collector has it."""
+        if self._lease is not None:
+            self._lease.release()
 
     def _count_waiting(self) -> float:
         try:
@@ -200,7 +218,17 @@ class FeedbackSender(SenderThread):
         return is_new
 
     def send_waiting(self) -> DeliveryResult | None:
-        while not self.stopping.is_set() and (rows := self._store.feedback_after(self._cursor, BATCH_SIZE)):
+        if self._lease is not None:
+            had_lease = self._lease.is_held
+            if not self._lease.renew():
+                return None
+            if not had_lease:  # another collector has sent meanwhile
+                self._cursor = self._store.open_outlet(self.target.name, self.target.url).cursor
+        while (
+            not self.stopping.is_set()
+            and (self._lease is None or self._lease.renew())
+            and (rows := self._store.feedback_after(self._cursor, BATCH_SIZE))
+        ):
             if later := self._send(rows):
                 return later
         return None
@@ -265,6 +293,34 @@ class FeedbackSender(SenderThread):
             if number:
                 count("spanwise_feedback_out_dropped_total", number, reason=reason)
         self.report_success()
+
+
+class TargetLease:
+    """Lease of a target: of several collectors that share a store, one sends feedback to it."""
+
+    def __init__(self, store: ControlStore, target: str) -> None:
+        self._store, self._name = store, f"feedback-to/{target}"
+        self._holder = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
+        self._renew_at = self._until = 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether this collector had the lease when it last asked for it."""
+        return time.monotonic() < self._until
+
+    def renew(self) -> bool:
+        """Acquire or renew the lease, at most every `RENEW_S` seconds. Return whether this collector has it."""
+        now = time.monotonic()
+        if now >= self._renew_at:
+            is_held = self._store.acquire(self._name, self._holder, LEASE_S) is not None
+            self._renew_at, self._until = now + RENEW_S, now + LEASE_S if is_held else 0.0
+        return now < self._until
+
+    def release(self) -> None:
+        """Release the lease, so that another collector continues at once."""
+        if self.is_held:
+            with suppress(StoreError):
+                self._store.release(self._name, self._holder)
 
 
 SCOPE_NAME = "spanwise.feedback"

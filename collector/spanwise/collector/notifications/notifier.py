@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -25,10 +26,10 @@ from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.stores import ControlStore, LocalStore
 from spanwise.collector.terminal_escaping import escape_line
 
-LEASE = "notifications"  # name of the lease; two servers on one store do not both send constantly
+LEASE = "notifications"  # name of the lease; only one of several servers on a store sends
 LEASE_S, RENEW_S = 30.0, 5.0
 SHUTDOWN_TIMEOUT_S = 5.0
-_HOLDER_PREFIX = f"notifier-{os.getpid()}-"
+_HOLDER_PREFIX = f"notifier-{socket.gethostname()}-{os.getpid()}-"
 
 
 class Notifier:
@@ -53,7 +54,7 @@ class Notifier:
 
     def begin(self, store: ControlStore, metrics: Metrics, url: str) -> None:
         """Start to deliver. `url` is the address of the server, for links if no `public_url` is configured."""
-        if isinstance(store, LocalStore):  # only one process at a time writes a local file
+        if isinstance(store, LocalStore) and store.is_exclusive:  # no other process can have this lease
             killed = [one for one in store.leases() if one.name == LEASE and not one.holder.startswith(_HOLDER_PREFIX)]
             with suppress(StoreError):  # a full store; the lease expires
                 for lease in killed:

@@ -32,7 +32,7 @@ from spanwise.collector.pages import (
 )
 from spanwise.collector.pages.components import filter_form, preferences, rendering
 from spanwise.collector.query_scheduler import QueryScheduler
-from spanwise.collector.security import get_access, get_request_store, is_form_token
+from spanwise.collector.security import get_access, get_form_secret, get_request_store, is_form_token
 from spanwise.collector.stores import Store
 
 TOKEN_FIELD = "token"  # form field of the CSRF token
@@ -66,7 +66,7 @@ FORMS: tuple[Form, ...] = (
 
 async def handle_form(form: Form, request: Request, fields: dict[str, str]) -> Response:
     """Check the token of a form submission, and run its action. Raises `Refused`."""
-    check_token(fields.get(TOKEN_FIELD, ""), get_access(request.scope).bond)
+    check_token(request, fields.get(TOKEN_FIELD, ""), get_access(request.scope).bond)
     declared = {name: text for name, text in fields.items() if name != TOKEN_FIELD}
     answer = await run_in_threadpool(form.action, get_request_store(request), request, declared)
     return RedirectResponse(answer, 303, headers=rendering.SECURITY_HEADERS) if isinstance(answer, str) else answer
@@ -86,13 +86,13 @@ async def read_form(request: Request, names: Collection[str], *, bond: bytes) ->
     Raises `Refused` unless its CSRF token is from a page that was rendered for the session or key with this `bond`.
     """
     fields = await _read_fields(request, names, MAX_FORM_BYTES)
-    check_token(fields.pop(TOKEN_FIELD, ""), bond)
+    check_token(request, fields.pop(TOKEN_FIELD, ""), bond)
     return fields
 
 
-def check_token(given: str, bond: bytes) -> None:
-    """Raise `Refused` unless the CSRF token is from a page that this server rendered for the sender."""
-    if not is_form_token(given, bond):
+def check_token(request: Request, given: str, bond: bytes) -> None:
+    """Raise `Refused` unless the CSRF token is from a page that was rendered for the sender."""
+    if not is_form_token(given, bond, get_form_secret(request.scope)):
         raise Refused("the form has expired or belongs to another sign-in; reload its page and submit it again")
 
 

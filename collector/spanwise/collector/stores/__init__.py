@@ -20,8 +20,12 @@ Modules, in the order in which data flows:
   kind.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules, decisions,
   audit trail.
+- `cluster_store`: Cluster store: traces in ClickHouse and control records in PostgreSQL, shared by any number of
+  processes.
 - `search_terms`: Search terms of all backends: texts in a JSON value, tokens of Chinese, Japanese and Korean text, terms
   of a search.
+- `copy_interfaces`: Export and import of everything that a trace backend stores, for copies of whole stores: interface
+  and records.
 - `trace_assembly`: Assembly of traces: amendments merged into runs, the tree of runs, derived inputs and outputs of
   the root.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
@@ -39,6 +43,7 @@ from typing import TYPE_CHECKING
 from spanwise.tracer.module_loading import lazy
 
 if TYPE_CHECKING:
+    from spanwise.collector.stores.cluster_store import ClusterStore, open_backends
     from spanwise.collector.stores.combined_store import CombinedStore
     from spanwise.collector.stores.experiment_statistics import (
         HistoryPoint,
@@ -100,12 +105,14 @@ else:
         stored_comparison="Change ComparisonOptions Slice StoredComparison Flip KindRobustness compare_perturbations measure_robustness",
         trace_assembly="RunNode derived_fields make_branch walk_tree",
         combined_store="CombinedStore",
+        cluster_store="ClusterStore open_backends",
     )
 
 __all__ = [
     "GRAIN_NS",
     "VERSION_FIELDS",
     "Change",
+    "ClusterStore",
     "CombinedStore",
     "ComparisonOptions",
     "ControlStore",
@@ -147,6 +154,7 @@ __all__ = [
     "make_branch",
     "make_version_condition",
     "measure_robustness",
+    "open_backends",
     "read_run_examples",
     "summarize_rule",
     "walk_tree",
@@ -156,6 +164,7 @@ __all__ = [
 SHARED_MODULES = [
     "backends",
     "bucket_totals",
+    "copy_interfaces",
     "decision_explanation",
     "flat_tables",
     "rule_feedback",

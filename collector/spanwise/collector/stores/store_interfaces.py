@@ -972,6 +972,10 @@ class LocalStore(Protocol):
     def where(self) -> str:
         """Return the location, for display: an address or a path."""
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Return whether only this process can use the store. Processes that share a store divide work by leases."""
+
     def announce(self, url: str | None) -> None:
         """Publish the URL of this process for `connect()` in other processes; None withdraws it."""
 

@@ -72,6 +72,7 @@ class Monitor:
         self._saved = False
         self._shutdown_s = SHUTDOWN_GRACE_S
         self._logged = ""  # the latest logged error
+        self.trouble: str | None = None  # the latest error, until a call succeeds
         self._reported = (now(), 0, 0)  # time of the latest report, and the numbers of finished and decided items in it
 
     @property
@@ -267,12 +268,15 @@ class Monitor:
     def _retry_later(self, call: Callable[[], Any]) -> Any:
         """Call a function that uses the store. If it raises, log the error, wait, and return None."""
         try:
-            return call()
+            result = call()
+            self.trouble = None
+            return result
         except Stuck:
             raise
         # continue after an unexpected error: a worker that has ended would evaluate nothing more
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
+            self.trouble = message
             # log a message once, not again at each retry
             if message != self._logged:
                 self._logged = message

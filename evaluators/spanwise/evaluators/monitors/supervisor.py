@@ -77,6 +77,7 @@ MAX_RESTART_DELAY_S = 30.0  # maximum seconds between a death and the restart
 STEADY_RUN_S = 600.0  # if a worker has run this many seconds before it was full, earlier full workers no longer count
 MAX_DEAD_HOLDERS = 20  # maximum number of dead workers whose names are passed on to the other workers
 HEALTHY_RUN_S = 10.0  # if a worker has run this many seconds before it died, earlier deaths no longer count
+HANGING_S = 30.0  # seconds without a pass over the workers after which the supervisor counts as hanging
 RELOAD_RETRY_S = 30.0  # if no worker runs, seconds until a file that could not be loaded is tried again
 
 
@@ -144,6 +145,16 @@ class Supervisor:
         """Return whether the present content of the files has been loaded successfully before."""
         return self._accepted is not None and self._accepted.content == self._watch.known
 
+    def trouble(self) -> str | None:
+        """Return the reason why no worker evaluates traces now; None if one does. Any thread may call this."""
+        if time.monotonic() - self._advanced_at > HANGING_S:
+            return "the monitor does not respond"
+        running = [worker for worker in list(self._workers) if worker.phase == "running"]
+        if not running or self._content_in_force is None:
+            return "the rules could not be loaded" if self._broken else "no worker runs the rules yet"
+        troubles = [worker.trouble for worker in running]
+        return None if None in troubles else troubles[0]
+
     def _start_worker(self) -> None:
         self._started += 1
         worker = WorkerProcess(self._plan, self._started)
@@ -194,6 +205,8 @@ class Supervisor:
                 for other in self._workers:
                     if other.loaded is not None and other.loaded.content != worker.loaded.content:
                         other.end(self._plan.draining)
+            case "trouble":
+                worker.trouble = message["text"]
             case "log":
                 self._log_once(message["text"])
 

@@ -82,7 +82,6 @@ def main() -> None:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="spanwise.evaluators.monitors.worker")
     parser.add_argument("--file", type=Path, required=True)
-    parser.add_argument("--url", required=True)
     parser.add_argument("--report", type=int, required=True)
     parser.add_argument("--line", type=int, required=True)
     parser.add_argument("--ending", type=float, required=True)
@@ -120,14 +119,15 @@ def _receive_messages(line: int, inbox: queue.SimpleQueue[Message], ending: floa
 def _run_rules(
     arguments: argparse.Namespace, sender: MessageSender, inbox: queue.SimpleQueue[Message], memory: WorkerMemory
 ) -> int:
-    loaded = _load_rules(arguments.file, arguments.url, sender)
+    url = os.environ["SPANWISE_URL"]
+    loaded = _load_rules(arguments.file, url, sender)
     if loaded is None:
         return ExitCode.BROKEN_RULES
     memory.rules_are_loaded()
     first = inbox.get()
     if "end" in first:
         return ExitCode.ENDED
-    store = connect(arguments.url)
+    store = connect(url)
     return WorkerController(store, loaded, inbox, sender, claim_s=arguments.claim, memory=memory).run(first)
 
 
@@ -299,6 +299,7 @@ class _ReportingMonitor(Monitor):
     def __init__(self, store: Store, rules: Sequence[MonitoredRule], sender: MessageSender, **options: Any) -> None:
         super().__init__(store, rules, **options)
         self._sender = sender
+        self._reported_trouble: str | None = None
         self.invalid: Mapping[str, str] = {}
         self.status = ExitCode.ENDED
         self.thread = threading.Thread(target=self._run_reporting, name="spanwise-monitor", daemon=True)
@@ -319,6 +320,13 @@ class _ReportingMonitor(Monitor):
     def _save_rules(self) -> None:
         super()._save_rules()
         self._sender.send("saved")
+
+    def _retry_later(self, call: Callable[[], Any]) -> Any:
+        result = super()._retry_later(call)
+        if (trouble := self.trouble) != self._reported_trouble:
+            self._reported_trouble = trouble
+            self._sender.send("trouble", text=trouble)
+        return result
 
     def _run_reporting(self) -> None:
         try:

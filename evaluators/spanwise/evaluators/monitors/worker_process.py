@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -23,8 +23,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import orjson
 
+from spanwise.collector import connect
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import Decision, iterate_pages
+from spanwise.collector.stores import Store
 
 # Limits of a worker process: memory limit and use, parent-death signal, crash reports.
 #
@@ -273,8 +275,8 @@ WORKER_MODULE = "spanwise.evaluators.monitors.worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """Configuration of the worker processes: the rule file, the collector, the number of processes and the memory limit
-    in bytes.
+    """Configuration of the worker processes: the rule file, the URL of the store, the number of processes and the memory
+    limit in bytes.
 
     Workers receive the collector's `key` in the environment variable SPANWISE_API_KEY. The times are in seconds:
 
@@ -325,6 +327,7 @@ class WorkerProcess:
         self.phase_s = 0.0  # seconds since the phase began
         self.kill_reason: str | None = None  # reason for killing the worker, once it was killed
         self.holders: list[str] = []  # names under which the worker holds leases
+        self.trouble: str | None = None  # latest error of the worker's store, until an operation succeeds
         self.used: int | None = None  # memory use in bytes, as last reported
         self._silent_s = 0.0  # seconds since the last message
         self._near_limit_s = 0.0  # seconds for which the worker has been near its memory limit
@@ -412,10 +415,7 @@ class WorkerProcess:
         claims: list[ClaimedTarget] = []
 
         def read() -> None:
-            from spanwise.collector.client import HTTPStore
-
-            key = self.plan.key or os.environ.get("SPANWISE_API_KEY")
-            with suppress(StoreError), HTTPStore(self.plan.url, key) as store:
+            with suppress(StoreError), closing(self._connect()) as store:
                 running = iterate_pages(lambda cursor: store.decisions(verdict="running", cursor=cursor))
                 rows = [row for row in running if row.holder in self.holders]
                 claims.extend(map(_make_claimed_target, sorted(rows, key=lambda row: row.claim)))
@@ -425,6 +425,14 @@ class WorkerProcess:
             reader.start()
             reader.join(STORE_TIMEOUT_S)
         return list(claims)
+
+    def _connect(self) -> Store:
+        """Open the store of the workers, with their key."""
+        if self.plan.url.startswith(("http://", "https://")):
+            from spanwise.collector.client import HTTPStore
+
+            return HTTPStore(self.plan.url, self.plan.key or os.environ.get("SPANWISE_API_KEY"))
+        return connect(self.plan.url)
 
     def describe_death(self, claims: Sequence[ClaimedTarget] = ()) -> str:
         """Return a text with the cause of the worker's end, the location, and the claims that it held."""
@@ -453,11 +461,10 @@ def _make_claimed_target(row: Decision) -> ClaimedTarget:
 def _start_process(plan: WorkerPlan, report: int, line: int) -> subprocess.Popen[bytes]:
     """Start a new interpreter in its own session, so that signals to its process group do not reach this process.
 
-    It is not a fork of this process.
+    It is not a fork of this process. The environment passes the URL, which may contain a password, and the key.
     """
     arguments = {
         "file": plan.file,
-        "url": plan.url,
         "report": report,
         "line": line,
         "memory": plan.memory,

@@ -24,7 +24,7 @@ from spanwise.collector.diagnostics import trace_completeness
 from spanwise.collector.filters import CJK_CHARACTERS, parse_search_terms
 from spanwise.collector.pages.components import feedback_display, filter_form, preferences, svg_charts
 from spanwise.collector.pages.components.content_view import ContentView, allow_line_breaks, mark_invisible
-from spanwise.collector.security import get_access, get_request_store, make_form_token
+from spanwise.collector.security import get_access, get_form_secret, get_request_store, make_form_token
 from spanwise.collector.stores import Store
 
 
@@ -210,7 +210,7 @@ def render_page(
         "access": access,
         "display": view,
         "views": filter_form.read_views(request),
-        "token": make_form_token(access.bond),
+        "token": make_form_token(access.bond, secret=get_form_secret(request.scope)),
     }
     with preferences.use_time_zone(view.time_zone):
         body = get_environment().get_template(template).render(frame | context)

@@ -56,6 +56,7 @@ from spanwise.collector.stores.clickhouse.inserter import Inserter, Job
 from spanwise.collector.stores.clickhouse.schema import TABLES
 from spanwise.collector.stores.clickhouse.span_rows import SpanBatch, encode_runs
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
+from spanwise.collector.stores.clickhouse.trace_copy import ClickHouseTraceCopy
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
 
 log = logging.getLogger("spanwise.collector")
@@ -106,6 +107,10 @@ class ClickHouseTraces:
             "writable": int(self._inserter.trouble is None),
             "came_after_deletion_total": self._spans.late + self._feedback.late,
         }
+
+    def trace_copy(self) -> ClickHouseTraceCopy:
+        """Return the export and import of everything that this backend stores."""
+        return ClickHouseTraceCopy(self._db, self._spans)
 
     # runs
 

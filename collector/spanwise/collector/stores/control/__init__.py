@@ -14,11 +14,13 @@ Modules, in the order in which data flows:
 - `budgets`: Budgets: amounts reserved before they are spent, settled or expired; spend per rule, evaluator and model.
 - `alerts`: Alerts: definitions with versions, the state of each group, the history of status changes, recorded looks.
 - `notifications`: Notifications of alerts, and the durable state of their deliveries.
+- `control_tables`: Tables of a control backend as rows, for copies between databases: names, keys, export and import.
 """
 
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "control_database",
     "control_operations",
+    "control_tables",
     "decision_rows",
 ]

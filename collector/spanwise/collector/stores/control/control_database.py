@@ -35,12 +35,15 @@ T = TypeVar("T")
 class WriteConnection(Connection, Protocol):
     """Connection within a transaction that may write.
 
-    The sums of scores depend on decisions. A backend that stores these sums is told by the last methods what changes;
-    for others, they do nothing.
+    The sums of scores depend on decisions. The last methods record what changes for a backend that
+    stores these sums; for others, they do nothing.
     """
 
-    def lock(self, kind: str, *names: str) -> None:
-        """Wait until no other transaction has locked this name, and lock it until the end of the transaction."""
+    def lock(self, kind: str, *names: str, shared: bool = False) -> None:
+        """Wait until no other transaction has locked this name, and lock it until the end of the transaction.
+
+        Any number of transactions may share a lock. They wait for those that do not share it, and the other way round.
+        """
 
     def issue_numbers(self, count: int) -> Sequence[int]:
         """Return new numbers for leases, in ascending order. No two leases of any kind have the same number.

@@ -26,7 +26,7 @@ from spanwise.collector.stores.control.decision_rows import (
     update_rows,
 )
 from spanwise.collector.stores.control.decisions import expire_over_budget
-from spanwise.collector.stores.control.rule_versions import STAYS_IN_FORCE, find_active_rule
+from spanwise.collector.stores.control.rule_versions import find_active_rule
 from spanwise.collector.stores.table_rows import Connection, dumps, select_many
 
 MAX_LEASE_SECONDS = 10 * 365 * 86_400.0
@@ -117,7 +117,9 @@ class DecisionLeases(ControlOperationsBase):
 
         Unlike that method, it also returns a row on which three workers have died. Such a row is returned alone.
         """
-        active = find_active_rule(db, project, rule, version, STAYS_IN_FORCE)
+        # No other version comes into force meanwhile, so that its leases have higher numbers than these
+        db.lock("rule", project, rule, shared=True)
+        active = find_active_rule(db, project, rule, version)
         if active is None:
             raise Refused(_superseded_message(project, rule, version))
         now = self._database.clock.keep(db)

@@ -61,6 +61,7 @@ class Rules(ControlOperationsBase):
             validate_rule(rule)
             if owner is not None:
                 rule = replace(rule, owner=owner)
+            db.lock("rule", rule.project, rule.name)
             before = _find_active(db, rule.project, rule.name)
             if before is not None and before.rule.owner != rule.owner:
                 raise Refused(
@@ -112,6 +113,7 @@ class Rules(ControlOperationsBase):
         """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number, and `actor`
         who makes the change.
         """
+        db.lock("rule", project, name)
         stored = _find_active(db, project, name)
         if stored is None:
             raise NotFound(f"there is no rule {name!r} in project {project!r}")
@@ -148,12 +150,7 @@ def _setting_from_row(row: Sequence[Any]) -> SettingsVersion:
 
 
 def _find_active(db: Connection, project: str, name: str) -> StoredRule | None:
-    """Return the version of a rule that is in force, and lock it.
-
-    The lock waits until all transactions that `find_active_rule` has promised that the version stays in force are
-    over. Leases of another version therefore get higher numbers.
-    """
-    sql = f"SELECT {_RULE_COLUMNS} FROM rules WHERE project = ? AND name = ? AND state = 'in force'/*pg FOR UPDATE*/"
+    sql = f"SELECT {_RULE_COLUMNS} FROM rules WHERE project = ? AND name = ? AND state = 'in force'"
     row = db.execute(sql, (project, name)).fetchone()
     return StoredRule(*row) if row else None
 
@@ -234,14 +231,13 @@ class ActiveRule(NamedTuple):
     has_cancelled: bool  # whether a backfill of it was cancelled while its decisions are being evaluated
 
 
-STAYS_IN_FORCE = "/*pg FOR KEY SHARE*/"  # the version stays in force until the end of the transaction
-NO_OTHER_DECIDES = "/*pg FOR NO KEY UPDATE*/"  # and no other transaction moves its cursor
+NO_OTHER_DECIDES = "/*pg FOR NO KEY UPDATE*/"  # no other transaction moves the cursor
 
 
 def find_active_rule(db: Connection, project: str, name: str, version: str, lock: str = "") -> ActiveRule | None:
-    """Return the version of a rule if it is in force, else None; `lock` is one of the clauses above."""
+    """Return the version of a rule if it is in force, else None; `lock` may be `NO_OTHER_DECIDES`."""
     sql = (
-        "SELECT id, cursor, token, off, CAST(json_extract(data, '$.enabled') AS BIGINT),"
+        "SELECT id, cursor, token, off, CAST(json_extract(data, '$.enabled') AS TEXT) IN ('1', 'true'),"
         " EXISTS (SELECT 1 FROM backfills b WHERE b.rule = rules.id AND b.state = 'cancelling') FROM rules"
         f" WHERE project = ? AND name = ? AND version = ? AND state = 'in force'{lock}"
     )

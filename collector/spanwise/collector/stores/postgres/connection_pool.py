@@ -99,7 +99,7 @@ class ConnectionPool:
 
     @contextmanager
     def acquire(self, begin: str) -> Iterator[PostgresSession]:
-        """Yield a connection in a transaction that the statement `begin` has begun. Roll back what is not committed.
+        """Yield a connection in a transaction that the statement `begin` has begun. Roll back uncommitted changes.
 
         Raise `Unavailable` if no connection becomes free, or the server cannot be reached; `Closed` if the store is
         closed or was opened by a parent process; `TooSlow` and `Closed` if the current request is over.

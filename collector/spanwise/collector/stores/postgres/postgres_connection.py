@@ -153,15 +153,17 @@ class PostgresConnection:
             except UnicodeEncodeError as error:
                 raise _refuse_surrogates(error) from error
 
-    def lock(self, kind: str, *names: str) -> None:
-        self.execute("SELECT pg_advisory_xact_lock(?)", (hash_lock(kind, *names),))
+    def lock(self, kind: str, *names: str, shared: bool = False) -> None:
+        # An advisory lock has a queue: a transaction that shares it waits behind one that waits for it alone
+        name = "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock"
+        self.execute(f"SELECT {name}(?)", (hash_lock(kind, *names),))
 
     def issue_numbers(self, count: int) -> Sequence[int]:
         """Return numbers of a sequence.
 
         A sequence does not wait for other transactions, so numbers may be committed in another order. That is no harm,
         because a number is taken after the lock of its resource: the row of the decision, or the name of the lease.
-        Versions of a rule are locked, too, so that the leases of a newer one have higher numbers.
+        A lease of a decision also shares the lock of its rule, so that a newer version comes into force before or after it.
         """
         if not count:
             return ()

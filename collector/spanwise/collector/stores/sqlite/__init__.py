@@ -4,6 +4,8 @@ Modules, in the order in which data flows:
 
 - `write_connection`: Write connection of a database file: what control operations need besides SQL.
 - `store`: SQLite store: operations on runs, feedback and queries, and the combined store over one database file.
+- `file_copy`: Copies of all records out of and into a SQLite file, with their numbers: traces, feedback, senders,
+  control tables.
 - `database_file`: Open database file: readers, writer thread and statistics; read-only variant; base class of the
   trace backend.
 - `control_backend`: Control backend on a database file: the control operations, and the sums of scores.

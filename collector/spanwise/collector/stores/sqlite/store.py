@@ -40,7 +40,13 @@ from spanwise.collector.records import (
     normalize_feedback,
 )
 from spanwise.collector.stores import trace_assembly
-from spanwise.collector.stores.backends import BucketScore, DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
+from spanwise.collector.stores.backends import (
+    BucketScore,
+    DeletedTraces,
+    RuleScore,
+    ScoreQuery,
+    TargetFeedback,
+)
 from spanwise.collector.stores.combined_store import CombinedStore
 from spanwise.collector.stores.side_records import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
@@ -77,6 +83,12 @@ class SQLiteTraces(Backend):
     """Trace backend on a database file: `TraceStore` without `delete` and `prune`, and what the combined store
     needs.
     """
+
+    def trace_copy(self) -> TraceCopy:
+        """Return the export and import of everything that this backend stores."""
+        from spanwise.collector.stores.sqlite.file_copy import SQLiteTraceCopy  # only copies need it
+
+        return SQLiteTraceCopy(self._file)
 
     # runs
 
@@ -474,6 +486,7 @@ class SQLiteTraces(Backend):
 
 if TYPE_CHECKING:
     from spanwise.collector.stores import LocalStore, Store
+    from spanwise.collector.stores.copy_interfaces import TraceCopy
 
     class _Store(CombinedStore, SQLiteTraces, SQLiteControl):
         """Type of the combined store for type checkers: it takes its operations from these two backends."""
@@ -492,6 +505,8 @@ class SQLiteStore(_Store):
     store in this one) has the file open for writing. It also does so if the file is damaged, newer than this
     Spanwise, or not a Spanwise file.
     """
+
+    is_exclusive = True  # one process at a time has the file open for writing
 
     def __init__(self, path: str | Path) -> None:
         self._over(DatabaseFile(path))

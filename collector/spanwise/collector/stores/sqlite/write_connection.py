@@ -16,7 +16,7 @@ class SQLiteWriteConnection(sqlite3.Connection):
     Decisions and scores are in one file, so that the sums of scores follow the decisions.
     """
 
-    def lock(self, kind: str, *names: str) -> None:
+    def lock(self, kind: str, *names: str, shared: bool = False) -> None:
         """Do nothing, because no other transaction runs."""
 
     def issue_numbers(self, count: int) -> Sequence[int]:

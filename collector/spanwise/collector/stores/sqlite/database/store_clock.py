@@ -46,6 +46,16 @@ class StoreClock:
         self._number += count
         return numbers, self.keep(db)
 
+    def skip_to(self, db: sqlite3.Connection, number: int) -> None:
+        """Leave out the change numbers up to `number`."""
+        self._number = max(self._number, number)
+        self.keep(db)
+
+    def return_to(self, db: sqlite3.Connection, number: int) -> None:
+        """Continue with the change numbers after `number`. None of them may be in use."""
+        self._number = number
+        self.keep(db)
+
     def keep(self, db: sqlite3.Connection) -> int:
         """Save and return the time, so that it does not go back after a restart."""
         now = self.now()

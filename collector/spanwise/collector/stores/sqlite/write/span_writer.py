@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from spanwise.collector.errors import Refused, StoreError, Unavailable
-from spanwise.collector.records import JSON, Feedback, OpenRun, Target
+from spanwise.collector.records import JSON, Feedback, OpenRun, Run, Target
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.run_codec import SPAN_COLUMN_COUNT, Fact, decode_run, encode_amended_run, supersedes
 from spanwise.collector.stores.side_records import ANY_PROJECT, NO_TRACE, AmendmentTarget, choose_evaluated_call
@@ -410,6 +410,16 @@ class Appender:
         for tree in nodes.values():
             self.summaries.write_flags(tree)
         self._insert_traces({target.trace_id: self._cache[target.trace_id]}, nodes)
+
+    def mark_amended(self, run: Run, fields: Mapping[str, JSON], sent: int) -> None:
+        """Record which fields of a stored run amendments have set, and its size without them, after a copy."""
+        [(_, key)] = select_many(self.db, _SELECT_KEYS, [run.trace_id])
+        row = int(self.db.execute(_SELECT_ROW, (key, run.span_id)).fetchone()[0])
+        stored = self.reader.stored(run.trace_id, row)
+        fact, payload = encode_amended_run(stored.run, fields, sent)
+        change = _SpanChange(row, _IncomingSpan(fact, payload, stored.resource), stored.fact)
+        self._prepare_overwrite(key, row)
+        self._store_amended_run(AmendmentTarget(run.trace_id, run.span_id, ANY_PROJECT), change)
 
     def sum_up(self, trace_ids: Sequence[str]) -> None:
         """Rebuild the summaries of traces from their stored runs."""

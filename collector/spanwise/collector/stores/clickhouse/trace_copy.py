@@ -1,0 +1,287 @@
+"""Copies of traces, feedback and records of senders out of and into a ClickHouse database, with their numbers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from spanwise.collector.records import JSON, normalize_feedback
+from spanwise.collector.stores import trace_assembly
+from spanwise.collector.stores.clickhouse import schema
+from spanwise.collector.stores.clickhouse.connection import Database, get_day
+from spanwise.collector.stores.clickhouse.feedback_rows import (
+    FEEDBACK_COLUMNS,
+    FeedbackRow,
+    decode_feedback,
+    encode_feedback,
+    make_feedback_columns,
+)
+from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
+from spanwise.collector.stores.clickhouse.span_rows import (
+    RUN_COLUMNS,
+    SpanRow,
+    decode_amendments,
+    decode_run,
+    encode_amended_row,
+    encode_runs,
+    make_span_columns,
+    make_summary_columns,
+    summarize_facts,
+)
+from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
+from spanwise.collector.stores.copy_interfaces import ExportedRun, NumberedFeedback, SideRecord, TracePosition
+from spanwise.collector.stores.side_records import OPEN_RUN_COLUMNS
+from spanwise.collector.stores.table_rows import dumps, loads
+
+RUNS_PER_BATCH = 500
+TOMBSTONE_NS = schema.TOMBSTONE_DAYS * 86_400 * 10**9
+_SIDE_TABLES = ("open_runs", "processes", "amendments", "tombstones", "outlets")
+# Id of the marker that moves a trace in the feed to where it was, if no row of the trace is there
+_MARKER = "moved"
+
+
+class ClickHouseTraceCopy:
+    """`TraceCopy` of a ClickHouse database. No insert has the deduplication of equal blocks, so that rows that were
+    deleted can be inserted again.
+    """
+
+    def __init__(self, db: Database, spans: SpanWriter) -> None:
+        self._db, self._spans = db, spans
+
+    # export
+
+    def list_positions(self, after: int, limit: int) -> list[TracePosition]:
+        sql = (
+            "SELECT number, trace_id, span_count, start_ns, change FROM traces FINAL WHERE number > {after:UInt64}"
+            " ORDER BY number LIMIT {limit:UInt64}"
+        )
+        rows = self._db.query(sql, {"after": after, "limit": limit})
+        changes = self._read_feedback_changes([row[1] for row in rows])
+        return [
+            TracePosition(number, trace_id, count, start_ns, max(change, changes.get(trace_id, 0)), change, change)
+            for number, trace_id, count, start_ns, change in rows
+        ]
+
+    def _read_feedback_changes(self, trace_ids: Sequence[str]) -> dict[str, int]:
+        """Return the positions in the feed of the latest feedback on traces. Started runs are left out: they end."""
+        if not trace_ids:
+            return {}
+        sql = (
+            "SELECT trace_id, max(number) FROM feedback WHERE rule = '' AND trace_id IN {ids:Array(String)}"
+            " GROUP BY trace_id"
+        )
+        return dict(self._db.query(sql, {"ids": list(trace_ids)}))
+
+    def read_runs(self, positions: Sequence[TracePosition]) -> Iterator[list[ExportedRun]]:
+        several, count = list[str](), 0
+        for position in positions:
+            if count + position.span_count > RUNS_PER_BATCH and several:
+                yield self._read_traces(several)
+                several, count = [], 0
+            if position.span_count > RUNS_PER_BATCH:
+                yield from self._read_large_trace(position.trace_id)
+            elif position.span_count:
+                several.append(position.trace_id)
+                count += position.span_count
+        if several:
+            yield self._read_traces(several)
+
+    def _read_traces(self, trace_ids: Sequence[str]) -> list[ExportedRun]:
+        sql = f"SELECT {RUN_COLUMNS} FROM spans FINAL WHERE trace_id IN {{ids:Array(String)}}"
+        rows = self._db.query(f"{sql} ORDER BY trace_id, start_ns, span_id", {"ids": list(trace_ids)})
+        return list(map(_export_run, rows))
+
+    def _read_large_trace(self, trace_id: str) -> Iterator[list[ExportedRun]]:
+        sql = (
+            f"SELECT {RUN_COLUMNS} FROM spans FINAL WHERE trace_id = {{id:String}} AND span_id > {{after:String}}"
+            f" ORDER BY span_id LIMIT {RUNS_PER_BATCH}"
+        )
+        after = ""
+        while rows := self._db.query(sql, {"id": trace_id, "after": after}):
+            yield (batch := list(map(_export_run, rows)))
+            after = batch[-1].run.span_id
+
+    def list_feedback(self, after: str | None, limit: int) -> tuple[list[NumberedFeedback], str | None]:
+        number, _, id = (after or "0.").partition(".")
+        parameters = QueryParameters()
+        position = f"({parameters.bind(int(number), 'UInt64')}, {parameters.text(id)})"
+        sql = (
+            f"SELECT {FEEDBACK_COLUMNS}, number FROM feedback FINAL WHERE (number, id) > {position}"
+            f" ORDER BY number, id LIMIT {parameters.integer(limit)}"
+        )
+        rows = [NumberedFeedback(row[-1], decode_feedback(row)) for row in self._db.query(sql, parameters)]
+        return rows, f"{rows[-1].number}.{rows[-1].feedback.id}" if rows else after
+
+    def list_side_records(self) -> Iterator[SideRecord]:
+        for row in self._db.query(f"SELECT {', '.join(OPEN_RUN_COLUMNS)}, number FROM open_runs FINAL ORDER BY 1, 2"):
+            yield SideRecord("open_run", dict(zip((*OPEN_RUN_COLUMNS, "seen_ns"), row, strict=True)))
+        yield from self._list_processes()
+        yield from self._list_waiting_amendments()
+        sql = "SELECT trace_id, toInt64(toUnixTimestamp(deleted)) FROM tombstones FINAL ORDER BY deleted, trace_id"
+        for trace_id, deleted in self._db.query(sql):
+            yield SideRecord("tombstone", {"trace_id": trace_id, "until_ns": deleted * 10**9 + TOMBSTONE_NS})
+        sql = (
+            "SELECT name, argMax(url, opened_ns), argMax(cursor, opened_ns), argMax(sent, opened_ns),"
+            " argMax(dropped, opened_ns), argMax(tupleElement(status, 'error'), opened_ns),"
+            " argMax(tupleElement(status, 'updated_ns'), opened_ns) FROM outlets FINAL GROUP BY name ORDER BY name"
+        )
+        names = ("name", "url", "cursor", "sent", "dropped", "error", "updated_ns")
+        for row in self._db.query(sql):
+            yield SideRecord("outlet", dict(zip(names, row, strict=True)))
+
+    def _list_processes(self) -> Iterator[SideRecord]:
+        sql = (
+            "SELECT instance, stored, seen_ns, tupleElement(sender, 'data'), tupleElement(report, 'reported_ns'),"
+            " tupleElement(report, 'progress'), tupleElement(report, 'data') FROM processes FINAL ORDER BY instance"
+        )
+        for instance, stored, seen_ns, sender, reported_ns, progress, report in self._db.query(sql):
+            service, project, environment, pid = loads(sender)
+            fields = {"instance": instance, "stored": stored, "seen_ns": seen_ns, "service": service, "pid": pid}
+            fields |= {"project": project, "environment": environment}
+            fields |= {"reported_ns": None, "progress": None, "report": None}
+            if report:
+                fields |= {"reported_ns": reported_ns, "progress": progress - 1, "report": report}
+            yield SideRecord("process", fields)
+
+    def _list_waiting_amendments(self) -> Iterator[SideRecord]:
+        """Yield the amendments whose run has not arrived, merged by target."""
+        sql = (
+            "SELECT trace_id, span_id, project, fields, number FROM amendments FINAL WHERE applied = 0"
+            " AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM spans) ORDER BY number"
+        )
+        merged: dict[tuple[str, str, str], tuple[dict[str, JSON], int]] = {}
+        for trace_id, span_id, project, text, number in self._db.query(sql):
+            before, seen_ns = merged.get((trace_id, span_id, project), ({}, number))
+            merged[trace_id, span_id, project] = trace_assembly.merge_fields(before, loads(text)), seen_ns
+        for (trace_id, span_id, project), (found, seen_ns) in merged.items():
+            text = dumps(found)
+            fields = {"trace_id": trace_id, "span_id": span_id, "project": project, "fields": text}
+            yield SideRecord("amendment", {**fields, "size": len(text.encode()), "seen_ns": seen_ns})
+
+    def read_identity(self) -> str:
+        return self._db.read_identity()
+
+    # import
+
+    def begin_import(self) -> None: ...
+
+    def import_traces(self, positions: Sequence[TracePosition], runs: Iterable[Sequence[ExportedRun]]) -> None:
+        known = {position.trace_id: position for position in positions if position.span_count}
+        spans: dict[str, dict[str, SpanRow]] = {}
+        for batch in runs:
+            ids = [exported.run.trace_id for exported in batch]
+            rows = [_encode_run(exported) for exported in batch]
+            days = [get_day(known[trace_id].start_ns) for trace_id in ids]
+            keep = [self._spans.find_keep_days(row.fact.project) for row in rows]
+            self._db.insert_by_month("spans", make_span_columns(ids, rows, days, keep), secrets.token_hex(8))
+            for trace_id, row in zip(ids, rows, strict=True):
+                # only what a summary needs
+                spans.setdefault(trace_id, {})[row.fact.span_id] = row._replace(payload=b"", words="", resource="")
+        if not spans:
+            return
+        summaries = {
+            trace_id: summarize_facts((row.fact, row.version, row.service_version) for row in of_trace.values())
+            for trace_id, of_trace in spans.items()
+        }
+        numbers = {trace_id: known[trace_id].number for trace_id in spans}
+        columns = make_summary_columns(summaries, numbers, self._db.now(), 0, self._spans.find_keep_days)
+        changes = [known[trace_id].runs_change or known[trace_id].number for trace_id in spans]
+        self._db.insert_by_month("traces", {**columns, "change": changes}, secrets.token_hex(8))
+
+    def import_feedback(self, rows: Sequence[NumberedFeedback]) -> None:
+        encoded = [encode_feedback(normalize_feedback(row.feedback)) for row in rows]
+        # the position of feedback in the feed is its number, and its trace must not move
+        numbers = [max(1, min(row.number, row.change or row.number)) for row in rows]
+        self._db.insert("feedback", {**make_feedback_columns(encoded, 0), "number": numbers}, secrets.token_hex(8))
+
+    def import_positions(self, positions: Sequence[TracePosition]) -> None:
+        """Move traces in the feed whose last change no row has, such as a deletion of feedback: by markers."""
+        moved = [one for one in positions if one.span_count and (one.change or 0) > (one.runs_change or 0)]
+        stored = self._read_feedback_changes([one.trace_id for one in moved])
+        moved = [one for one in moved if stored.get(one.trace_id, 0) < (one.change or 0)]
+        if moved:
+            markers = [FeedbackRow(**{**_EMPTY_ROW, "trace_id": one.trace_id}) for one in moved]
+            columns = {**make_feedback_columns((), 0, markers), "number": [one.change for one in moved]}
+            self._db.insert("feedback", columns, secrets.token_hex(8))
+
+    def import_side_records(self, records: Sequence[SideRecord], *, first: bool) -> None:
+        for table in _SIDE_TABLES if first else ():
+            target, _, cluster = schema.get_mutation_target(table, self._db.cluster).partition(" ")
+            self._db.command(f"TRUNCATE TABLE {target} {cluster}")
+        by_kind: dict[str, list[Mapping[str, Any]]] = {}
+        for record in records:
+            by_kind.setdefault(record.kind, []).append(record.fields)
+        for kind, rows in by_kind.items():
+            table, make_row = _IMPORTED[kind]
+            made = [make_row(fields) for fields in rows]
+            columns = {name: [row[name] for row in made] for name in made[0]}
+            self._db.insert(table, columns, secrets.token_hex(8))
+
+    def finish_import(self, latest_change: int, identity: str) -> None:
+        """Take over the id of the source. The feed continues with the server's time, which is above all numbers."""
+        if identity != self._db.read_identity():
+            target = schema.get_mutation_target("database_facts", self._db.cluster)
+            self._db.command(f"ALTER TABLE {target} DELETE WHERE name = 'identity'")
+            self._db.insert("database_facts", {"name": ["identity"], "value": [identity]}, secrets.token_hex(8))
+
+
+def _export_run(row: Sequence[Any]) -> ExportedRun:
+    sent, amended = decode_amendments(row) or (None, {})
+    return ExportedRun(decode_run(row), amended, sent)
+
+
+def _encode_run(exported: ExportedRun) -> SpanRow:
+    if exported.sent is not None:
+        return encode_amended_row(exported.run, exported.amended, exported.sent, 1)
+    [row] = encode_runs([exported.run]).rows
+    return row
+
+
+_EMPTY_ROW: dict[str, Any] = {
+    **dict.fromkeys(FeedbackRow._fields),
+    **dict.fromkeys(("session_id", "experiment_id", "rule", "metadata"), ""),
+    "id": _MARKER,
+    "key": _MARKER,
+    "outcome": "score",
+    "source": "code",
+    "is_bool": False,
+    "created_ns": 0,
+}
+
+
+def _make_open_run(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{name: fields[name] for name in OPEN_RUN_COLUMNS}, "is_deleted": 0, "number": fields["seen_ns"]}
+
+
+def _make_process(fields: Mapping[str, Any]) -> dict[str, Any]:
+    sender = dumps([fields["service"], fields["project"], fields["environment"], fields["pid"]])
+    progress = 0 if fields["report"] is None else fields["progress"] + 1
+    report = (progress, fields["reported_ns"] or 0, fields["report"] or "")
+    of_sender = {"sender": (progress, fields["seen_ns"], sender), "report": report}
+    return {**{name: fields[name] for name in ("instance", "stored", "seen_ns")}, **of_sender}
+
+
+def _make_amendment(fields: Mapping[str, Any]) -> dict[str, Any]:
+    target = {name: fields[name] for name in ("trace_id", "span_id", "project", "fields")}
+    return {**target, "id": "copied", "applied": 0, "number": fields["seen_ns"]}
+
+
+def _make_tombstone(fields: Mapping[str, Any]) -> dict[str, Any]:
+    deleted = max(0, fields["until_ns"] - TOMBSTONE_NS) // 10**9
+    return {"trace_id": fields["trace_id"], "deleted": deleted, "batch": "copied"}
+
+
+def _make_outlet(fields: Mapping[str, Any]) -> dict[str, Any]:
+    status = (fields["updated_ns"], fields["error"])
+    names = ("name", "url", "cursor", "sent", "dropped")
+    return {**{name: fields[name] for name in names}, "opened_ns": fields["updated_ns"], "status": status}
+
+
+_IMPORTED = {
+    "open_run": ("open_runs", _make_open_run),
+    "process": ("processes", _make_process),
+    "amendment": ("amendments", _make_amendment),
+    "tombstone": ("tombstones", _make_tombstone),
+    "outlet": ("outlets", _make_outlet),
+}
