@@ -80,6 +80,26 @@ def test_a_reader_sees_every_change_of_several_collectors(traces: ClickHouseTrac
     assert sorted(seen) == sorted(written)  # and none twice, because no trace changed twice
 
 
+def test_no_change_appears_before_a_position_that_was_passed(traces: ClickHouseTraces, other: ClickHouseTraces) -> None:
+    def insert(writer: int) -> None:
+        for number in range(40):
+            row = {"trace_id": [f"{writer}-{number}"], "version": [1], "day": [1], "floor": [traces._db.floor()]}
+            traces._db.insert("traces", row)
+
+    def count(upto: int) -> int:
+        return int(other._db.query("SELECT count() FROM traces WHERE change <= {upto:UInt64}", {"upto": upto})[0][0])
+
+    writers = [threading.Thread(target=insert, args=(writer,)) for writer in range(3)]
+    for writer in writers:
+        writer.start()
+    passed = list[tuple[int, int]]()
+    while any(writer.is_alive() for writer in writers):
+        horizon = other._db.horizon()
+        passed.append((horizon, count(horizon)))
+    assert len(passed) > 10
+    assert [(horizon, count(horizon)) for horizon, _ in passed] == passed
+
+
 def test_an_idle_reader_reads_nothing_again(traces: ClickHouseTraces) -> None:
     traces.append([run(), run()])
     page = traces.changes()

@@ -278,12 +278,14 @@ class Database(Connection):
 
     def now(self) -> int:
         """Return the time of the server. Rows inserted before the call are older than this time."""
+        floor = self.floor()
         [(now,)] = self.query("SELECT toUnixTimestamp64Nano(now64(9))")
-        return self._advance(now)
+        return self._advance(max(int(now), floor))
 
     def floor(self) -> int:
-        """Return a time that has passed, without asking the server: the lowest number for the next insert."""
-        return self._advance(0)
+        """Return a time that has passed on the server, without asking it: the lowest number for the next insert."""
+        with self._clock:
+            return self._time + int((time.monotonic_ns() - self._measured) * _SLOWED)
 
     def horizon(self) -> int:
         """Return the position in the change feed up to which no further change can appear.
@@ -298,22 +300,24 @@ class Database(Connection):
             f" AND current_database = currentDatabase()) * 1e9) FROM {processes}"
         )
         if self._can_read_processes:
+            floor = self.floor()  # before the query: a time that another thread learns meanwhile may be too late
             try:
                 [(now, elapsed)] = self.query(sql)
             except Refused:
                 self._can_read_processes = False
             else:
+                now = self._advance(max(int(now), floor))
                 # 10 ms: the start is computed from two measurements
-                now = self._advance(now)
-                return now - elapsed - 10_000_000 if elapsed else now
+                return now - int(elapsed) - 10_000_000 if elapsed else now
         return self.now() - _SETTLE_NS
 
-    def _advance(self, server_ns: int) -> int:
+    def _advance(self, now_ns: int) -> int:
+        """Record a time of the server, and return it."""
         with self._clock:
             measured = time.monotonic_ns()
-            self._time = max(server_ns, self._time + int((measured - self._measured) * _SLOWED))
-            self._measured = measured
-            return self._time
+            if now_ns > self._time + int((measured - self._measured) * _SLOWED):
+                self._time, self._measured = now_ns, measured
+        return now_ns
 
     def count_bytes(self) -> int:
         """Return the bytes on disk of all tables."""
