@@ -160,7 +160,7 @@ class ClickHouseTraceCopy:
             yield SideRecord("amendment", {**fields, "size": len(text.encode()), "seen_ns": seen_ns})
 
     def read_identity(self) -> str:
-        return self._db.identity
+        return self._db.read_identity()
 
     # import
 
@@ -219,12 +219,16 @@ class ClickHouseTraceCopy:
             self._db.insert(table, columns, secrets.token_hex(8))
 
     def finish_import(self, latest_change: int, identity: str) -> None:
-        """Take over the id of the source. The feed continues with the server's time, which is above all numbers."""
-        if identity != self._db.identity:
+        """Take over the id of the source. The feed continues with the server's time, which is above all numbers.
+
+        Positions that the source has issued are valid, although they are before the creation of this database.
+        """
+        self._db.insert("database_facts", {"name": ["created_ns"], "value": ["1"]}, secrets.token_hex(8))
+        self._db.created_ns = 1
+        if identity != self._db.read_identity():
             target = schema.get_mutation_target("database_facts", self._db.cluster)
             self._db.command(f"ALTER TABLE {target} DELETE WHERE name = 'identity'")
             self._db.insert("database_facts", {"name": ["identity"], "value": [identity]}, secrets.token_hex(8))
-            self._db.identity = identity
 
 
 def _export_run(row: Sequence[Any]) -> ExportedRun:
