@@ -112,6 +112,13 @@ class PostgresServer:
                 " PERFORM setval(('spanwise.' || sequencename)::regclass, 1, false) FROM pg_sequences; END $$"
             )
 
+    def copy_database(self, url: str) -> str:
+        """The URL of a copy, made by pg_dump and psql as for a backup."""
+        copy, dump = self.create_database(), str(self.folder / "dump.sql")
+        self._run("pg_dump", "--file", dump, url)
+        self._run("psql", "--quiet", "--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--file", dump, copy)
+        return copy
+
     def drop_database(self, url: str) -> None:
         name = url.split("/")[3].split("?")[0]
         with self.connect() as db:

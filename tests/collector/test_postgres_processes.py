@@ -21,8 +21,8 @@ from collector.postgres_workers import finish_of, run_together, start
 from collector.test_postgres import decide, rule, save
 from polling import until
 from spanwise.collector.errors import Refused, Unavailable
-from spanwise.collector.records import Alert, AlertResult, Example, Target
-from spanwise.collector.stores.backends import DecisionQuery
+from spanwise.collector.records import Alert, AlertResult, Example, QueueItem, Target
+from spanwise.collector.stores.backends import DecisionQuery, DeletedTraces
 from spanwise.collector.stores.postgres import PostgresControl
 
 pytestmark = pytest.mark.process
@@ -47,6 +47,22 @@ def test_processes_that_migrate_at_once_wait_for_each_other(postgres: PostgresSe
     with postgres.connect(url.split("/")[3].split("?")[0]) as db:
         assert db.execute("SELECT version FROM spanwise.schema_version").fetchall() == [(1,)]
     postgres.drop_database(url)
+
+
+def test_a_restored_backup_can_be_used(control: PostgresControl, postgres: PostgresServer, empty_database: str) -> None:
+    waiting(control, 2)
+    control.enqueue([QueueItem(queue="q", target=Target(trace_id=id)) for id in ("t0", "odd\0")])
+    [leased] = control.lease_decisions("r", "1", "one", 60.0, "default", 1)
+    copy = postgres.copy_database(empty_database)
+    restored = PostgresControl(copy)
+    assert restored.queue("q") == control.queue("q")
+    restored.delete_references(DeletedTraces(["odd\0"]))
+    assert [one.target.trace_id for one in restored.queue("q")] == ["t0"]
+    [other] = restored.lease_decisions("r", "1", "two", 60.0, "default", 5)
+    assert (other.target, other.claim > leased.claim) == (Target(trace_id="t1"), True)
+    assert restored.finish_leases([finish_of(leased)]) == ["finished"]
+    restored.close()
+    postgres.drop_database(copy)
 
 
 def test_budgets_hold_across_processes(control: PostgresControl, empty_database: str) -> None:

@@ -22,7 +22,6 @@ from spanwise.collector.alerts.status_changes import (
     format_duration,
     format_time,
     format_value,
-    make_notification,
 )
 from spanwise.collector.alerts.stored_alerts import STATUS_ORDER, GroupsByAlert, find_alert, get_groups, read_groups
 
@@ -44,7 +43,6 @@ __all__ = [
     "format_value",
     "get_groups",
     "is_operational",
-    "make_notification",
     "read_groups",
     "validate_alert",
 ]

@@ -59,7 +59,7 @@ _SPANS = Table(
     partition_by="toYYYYMM(day)",
     ttl="day + toIntervalDay(keep_days) DELETE WHERE keep_days > 0",
     indexes=(
-        "INDEX by_words words TYPE text(tokenizer = 'splitByNonAlpha')",
+        "INDEX by_words words TYPE text(tokenizer = 'splitByNonAlpha', posting_list_codec = 'bitpacking')",
         "INDEX by_response response_id TYPE bloom_filter(0.01) GRANULARITY 1",
     ),
     # Larger blocks compress better; a run is read with its whole block. Measured: 256 KB and ZSTD(1) take 736 bytes a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from spanwise.collector.filter_evaluation import metadata_as_texts
@@ -29,23 +30,23 @@ from spanwise.collector.stores.trace_summary import SummaryRow, summarize_trace
 
 
 class SpanRow(NamedTuple):
-    """One encoded run. `amendments` is 0 for a run as it was sent."""
+    """One encoded run, see `schema`."""
 
     fact: Fact
     payload: bytes
     resource: str
     words: str
     service_version: str | None
-    amendments: int = 0
-
-    @property
-    def version(self) -> int:
-        """Return the version of the row: ordered by end, then size as sent, then number of amendments."""
-        size = self.fact.size if self.fact.sent is None else self.fact.sent
-        return self.fact.end_ns << 64 | min(size, 2**40 - 1) << 24 | min(self.amendments, MAX_AMENDMENTS)
+    version: int
 
 
 MAX_AMENDMENTS = 2**24 - 1
+
+
+def make_version(fact: Fact, amendments: int = 0) -> int:
+    """Return the version of a row, which orders by end, then size as sent, then number of amendments."""
+    size = fact.size if fact.sent is None else fact.sent
+    return fact.end_ns << 64 | min(size, 2**40 - 1) << 24 | min(amendments, MAX_AMENDMENTS)
 
 
 class SpanBatch(NamedTuple):
@@ -69,15 +70,15 @@ def encode_runs(runs: Sequence[Run]) -> SpanBatch:
         resource = resources.get(id(run.resource))
         if resource is None:
             resource = resources[id(run.resource)] = dumps(run.resource), read_service_version(run.resource)
-        rows.append(SpanRow(fact, payload, resource[0], _find_words(stored, payload), resource[1]))
+        rows.append(SpanRow(fact, payload, resource[0], _find_words(stored, payload), resource[1], make_version(fact)))
     return SpanBatch([clean(run.trace_id) for run in runs], rows)
 
 
 def encode_amended_row(run: Run, amended: Mapping[str, JSON], sent: int, amendments: int) -> SpanRow:
     """Return the row of a run with amendments applied; `amended` has their fields, `sent` is the size without them."""
     fact, payload = encode_amended_run(run, amended, sent)
-    service_version = read_service_version(run.resource)
-    return SpanRow(fact, payload, dumps(run.resource), _find_words(run, payload), service_version, amendments)
+    service_version, version = read_service_version(run.resource), make_version(fact, amendments)
+    return SpanRow(fact, payload, dumps(run.resource), _find_words(run, payload), service_version, version)
 
 
 def _find_words(run: Run, payload: bytes) -> str:
@@ -219,7 +220,9 @@ def summarize_facts(spans: Iterable[tuple[Fact, int, str | None]]) -> Summary:
     return Summary(row, facts[position].span_id, ordered[position][2], checksum)
 
 
+@lru_cache(maxsize=4096)
 def _load_list(text: str | None) -> list[str]:
+    """Return a list of names, which is usually that of many traces."""
     return loads(text) if text else []
 
 

@@ -237,7 +237,7 @@ NO_OTHER_DECIDES = "/*pg FOR NO KEY UPDATE*/"  # no other transaction moves the 
 def find_active_rule(db: Connection, project: str, name: str, version: str, lock: str = "") -> ActiveRule | None:
     """Return the version of a rule if it is in force, else None; `lock` may be `NO_OTHER_DECIDES`."""
     sql = (
-        "SELECT id, cursor, token, off, CAST(json_extract(data, '$.enabled') AS BIGINT),"
+        "SELECT id, cursor, token, off, CAST(json_extract(data, '$.enabled') AS TEXT) IN ('1', 'true'),"
         " EXISTS (SELECT 1 FROM backfills b WHERE b.rule = rules.id AND b.state = 'cancelling') FROM rules"
         f" WHERE project = ? AND name = ? AND version = ? AND state = 'in force'{lock}"
     )

@@ -4,33 +4,31 @@
 
 -- Functions of SQLite that the shared statements use
 
--- JSON with U+0000 and U+0001 as the connection escapes them in text (see `postgres_connection`)
-CREATE FUNCTION parse_json(data TEXT) RETURNS JSON LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+-- JSON with U+0000 and U+0001 as the connection escapes them in text (see `postgres_connection`). Names are qualified, for
+-- a restored copy computes the indexes below without a search path. Not STRICT, so that PostgreSQL inlines the functions
+CREATE FUNCTION parse_json(data TEXT) RETURNS JSON LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
   SELECT CASE WHEN strpos(data, '\u000') = 0 THEN data::JSON ELSE regexp_replace(
     regexp_replace(data, '(?<!\\)((?:\\\\)*)\\u0001', '\1\\u0001\\u0002', 'g'),
     '(?<!\\)((?:\\\\)*)\\u0000', '\1\\u0001\\u0001', 'g'
   )::JSON END
 $$;
-CREATE FUNCTION json_scalar(value JSON) RETURNS TEXT LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
-  SELECT CASE json_typeof(value) WHEN 'boolean' THEN CASE value #>> '{}' WHEN 'true' THEN '1' ELSE '0' END
-    ELSE value #>> '{}' END
-$$;
--- `path` is `$` followed by `.name` for each level. The result is text
-CREATE FUNCTION json_extract(data TEXT, path TEXT) RETURNS TEXT LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
-  SELECT json_scalar(parse_json(data) #> string_to_array(substr(path, 3), '.'))
+-- `path` is `$` followed by `.name` for each level. The result is text, also of numbers and truth values
+CREATE FUNCTION json_extract(data TEXT, path TEXT) RETURNS TEXT LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT spanwise.parse_json(data) #>> string_to_array(substr(path, 3), '.')
 $$;
 CREATE FUNCTION json_each(data TEXT, path TEXT DEFAULT '$') RETURNS TABLE (value TEXT)
-LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
-  SELECT json_scalar(item) FROM (SELECT parse_json(data) #> string_to_array(substr(path, 3), '.') AS found) AS document,
-    LATERAL json_array_elements(
-      CASE json_typeof(found) WHEN 'array' THEN found ELSE json_build_array(found) END
-    ) AS items (item)
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT item #>> '{}' FROM (
+    SELECT spanwise.parse_json(data) #> string_to_array(substr(path, 3), '.') AS found
+  ) AS document, LATERAL json_array_elements(
+    CASE json_typeof(found) WHEN 'array' THEN found ELSE json_build_array(found) END
+  ) AS items (item)
   WHERE found IS NOT NULL
 $$;
-CREATE FUNCTION instr(string TEXT, part TEXT) RETURNS INTEGER LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+CREATE FUNCTION instr(string TEXT, part TEXT) RETURNS INTEGER LANGUAGE sql IMMUTABLE PARALLEL SAFE
   AS 'SELECT strpos(string, part)';
 CREATE FUNCTION round(number DOUBLE PRECISION, digits INTEGER) RETURNS DOUBLE PRECISION
-  LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS 'SELECT round(number::NUMERIC, digits)::DOUBLE PRECISION';
+  LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT round(number::NUMERIC, digits)::DOUBLE PRECISION';
 
 -- Clock and lease numbers. Sequences do not wait for other transactions, and a rollback does not set them back
 
@@ -192,6 +190,8 @@ CREATE TABLE queue (
   created_ns BIGINT NOT NULL, data TEXT COLLATE "C" NOT NULL
 );
 CREATE INDEX queue_in_order ON queue (queue, status, created_ns);
+CREATE INDEX queue_by_trace ON queue (json_extract(data, '$.target.trace_id'));
+CREATE INDEX queue_by_session ON queue (json_extract(data, '$.target.session_id'));
 CREATE TABLE retention (
   project TEXT COLLATE "C" PRIMARY KEY, max_age_ns BIGINT, max_bytes BIGINT
 );
