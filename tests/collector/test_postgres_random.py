@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from collector import test_claims_machine
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import (
     Backfill,
@@ -22,9 +23,10 @@ from spanwise.collector.records import (
     RuleSettings,
     Target,
 )
+from spanwise.collector.stores import CombinedStore
 from spanwise.collector.stores.backends import DecisionQuery, DeletedTraces
 from spanwise.collector.stores.postgres import PostgresControl
-from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
 
 TARGETS = [
     *(Target(trace_id=f"t{number}") for number in range(6)),
@@ -226,3 +228,16 @@ def test_random_operations_have_the_same_results(
             for ours, theirs in zip(Script(control, seed).run(), Script(beside, seed).run(), strict=True):
                 assert ours == theirs, seed
         control.close()
+
+
+@pytest.mark.process
+def test_whatever_workers_do_the_newest_claim_stands(
+    postgres: Any, reused_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_store(path: Path) -> Any:
+        PostgresControl(reused_database).close()
+        postgres.empty_database(reused_database)
+        return CombinedStore(SQLiteTraces(DatabaseFile(path)), PostgresControl(reused_database))
+
+    monkeypatch.setattr(test_claims_machine, "SQLiteStore", open_store)
+    test_claims_machine.test_whatever_workers_do_the_newest_claim_stands_and_no_budget_is_passed(5)
