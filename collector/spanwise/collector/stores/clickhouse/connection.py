@@ -163,8 +163,9 @@ class Connection:
         bound = dict(parameters or {})
         for name, value in list(bound.items()):
             # The client escapes lists of texts letter by letter, which takes longer than the query for a thousand ids
-            if isinstance(value, list) and len(value) > LITERAL_IDS and is_plain("".join(map(str, value))):
-                sql = sql.replace(f"{{{name}:Array(String)}}", _quote_ids(bound.pop(name)))
+            place = f"{{{name}:Array(String)}}"
+            if place in sql and len(value) > LITERAL_IDS and is_plain("".join(value)):
+                sql = sql.replace(place, "['" + "','".join(bound.pop(name)) + "']")
         try:
             result = self._open().query(sql, parameters=bound, settings=dict(settings or {}))
         except ClickHouseError as error:
@@ -253,10 +254,6 @@ class Connection:
         if code in _REFUSED_CODES:
             return Refused(f"ClickHouse at {self.where} refuses: {text}")
         return StoreError(f"ClickHouse at {self.where} failed: {text}")
-
-
-def _quote_ids(ids: Sequence[str]) -> str:
-    return "['" + "','".join(ids) + "']"
 
 
 def is_plain(text: str) -> bool:
