@@ -221,8 +221,7 @@ class Connection:
             return self._client
 
     def _connect(self) -> Client:
-        settings = {**_SETTINGS, **(_CLUSTER_SETTINGS if self.cluster else {})}
-        return clickhouse_connect.get_client(
+        client = clickhouse_connect.get_client(
             host=self._host,
             port=self._port,
             username=self._user,
@@ -235,9 +234,12 @@ class Connection:
             compress="lz4" if self._host not in ("localhost", "127.0.0.1", "::1") else False,
             autogenerate_session_id=False,
             autogenerate_query_id=False,
-            settings=settings,
             pool_mgr=get_pool_manager(ca_cert=self._ca_cert, maxsize=MAX_CONNECTIONS, num_pools=1),
         )
+        for name, value in {**_SETTINGS, **(_CLUSTER_SETTINGS if self.cluster else {})}.items():
+            if name in client.server_settings:  # older servers do not know all of them
+                client.set_client_setting(name, value)
+        return client
 
     def _translate(self, error: ClickHouseError, *, is_query: bool = False) -> StoreError:
         """Return the error of the store for an error of the client, without the password."""
