@@ -110,8 +110,9 @@ _TRACES = Table(
         "INDEX by_start start_ns TYPE minmax GRANULARITY 1",
         "INDEX by_session session_id TYPE bloom_filter(0.01) GRANULARITY 1",
     ),
-    rows_per_granule=1024,
-    bytes_per_granule=512 * 1024,
+    # Lists read about fifty rows at random places
+    rows_per_granule=256,
+    bytes_per_granule=64 * 1024,
     shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "id of the trace"),

@@ -218,7 +218,12 @@ class ClickHouseTraceCopy:
             self._db.insert(table, columns, secrets.token_hex(8))
 
     def finish_import(self, latest_change: int, identity: str) -> None:
-        """Take over the id of the source. The feed continues with the server's time, which is above all numbers."""
+        """Take over the id of the source. The feed continues with the server's time, which is above all numbers.
+
+        Positions that the source has issued are valid, although they are before the creation of this database.
+        """
+        self._db.insert("database_facts", {"name": ["created_ns"], "value": ["1"]}, secrets.token_hex(8))
+        self._db.created_ns = 1
         if identity != self._db.read_identity():
             target = schema.get_mutation_target("database_facts", self._db.cluster)
             self._db.command(f"ALTER TABLE {target} DELETE WHERE name = 'identity'")
