@@ -60,9 +60,8 @@ def decide(store: Store) -> None:
         claim = Claim(project="default", rule="r", version="1", target=decision.target, number=decision.claim)
         feedback = Feedback(target=decision.target, key="concise", score=place / 8, evaluator="concise", source="code")
         states = {"concise": {"state": "scored"}}
-        store.finish(
-            ClaimResult(claim=claim, verdict="scored", feedback=(feedback,), reported=("concise",), states=states)
-        )
+        result = {"verdict": "scored", "reported": ("concise",), "read_change": decision.runs_change}
+        store.finish(ClaimResult(claim=claim, feedback=(feedback,), states=states, **result))  # type: ignore[arg-type]
     store.change_rule("r", settings={"sample_rate": 0.25})
     store.start_backfill("r", since_ns=START - DAY, until_ns=START + DAY, id="b" * 12)
 

@@ -15,6 +15,7 @@ from collector import full_store
 from collector.deciding import on, slice
 from collector.making import child, run
 from collector.others import python
+from polling import until
 from spanwise.collector import connect
 from spanwise.collector.errors import Refused
 from spanwise.collector.import_export import (
@@ -141,6 +142,26 @@ def test_a_copy_to_clickhouse_and_postgresql_and_back_is_equal(
     assert [one[:6] for one in positions(target) if one.span_count] == [
         one[:6] for one in positions(source) if one.span_count
     ]
+
+
+@pytest.mark.process
+def test_rules_continue_on_databases_where_they_were(source: Path, clickhouse_url: str, empty_database: str) -> None:
+    with open_source(str(source), None) as opened, open_target(clickhouse_url, empty_database) as empty:
+        copy_store(opened, empty, source.parent / "state", quiet)
+    with SQLiteStore(source) as before:
+        [status] = before.status()
+    with closing(connect(clickhouse_url, control=empty_database)) as store:
+        [copied] = store.status()
+        assert (copied.counts, copied.behind, copied.cursor) == (status.counts, 0, status.cursor)
+        store.append([new := run("new")])
+        until(lambda: store.status()[0].behind == 1)
+        page = store.changes(copied.cursor)
+        assert [head.trace_id for head in page.heads] == [new.trace_id]
+        assert store.decide(slice(on(page.heads[0]), after=copied.cursor, upto=page.cursor)) == [True]
+        assert store.status()[0].behind == 0
+        leased = store.claim("r", "1", "w", 60, limit=100)
+        assert new.trace_id in {one.target.trace_id for one in leased}
+        assert min(one.claim for one in leased) > max(one.claim for one in store.decisions() if one.verdict == "scored")
 
 
 def test_an_empty_store_is_copied(tmp_path: Path, target: Path) -> None:

@@ -35,7 +35,7 @@ from spanwise.collector import connect
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import Feedback, Key, Retention, iterate_pages
-from spanwise.collector.stores import Store
+from spanwise.collector.stores import Store, open_backends
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.process
@@ -135,6 +135,24 @@ def test_a_password_that_is_typed_is_not_in_the_command_line(cluster: Cluster) -
         told = collector.stop()
     assert "geh" not in command + told
     assert "clickhouse://default:${SPANWISE_PASSWORD_" in command
+
+
+def test_a_file_of_control_records_is_used_through_the_collector_that_has_it(
+    clickhouse_server: ClickHouseServer,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    file = str(tmp_path / "control.db")
+    with clickhouse_server.database() as traces:
+        with serve(traces, file) as collector:
+            with closing(connect(traces, control=file)) as store:
+                assert store.where == collector.url
+                store.append([traced := run()])
+                assert store.why(traced.trace_id) == []
+            with pytest.raises(StoreError, match=r"control\.db"):
+                open_backends(traces, file)
+            collector.stop()
+        with closing(connect(traces, control=file)) as store:
+            assert [each.trace_id for each in store.traces()] == [traced.trace_id]
 
 
 def test_a_key_of_one_collector_opens_the_other_until_it_is_revoked(cluster: Cluster) -> None:

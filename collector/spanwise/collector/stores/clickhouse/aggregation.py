@@ -28,10 +28,9 @@ from spanwise.collector.stores.bucket_totals import (
     get_place_order,
     make_range_sql,
 )
-from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FeedbackRow, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPILERS, SLOT_COLUMNS, TRACES, compile_filter
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.clickhouse.record_lists import current_feedback, group_values
 
 # SQL of the group of a trace; of groups in `_ARRAYS`, a trace may have several, and `group_value` is one of them

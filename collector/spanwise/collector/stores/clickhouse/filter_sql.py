@@ -16,7 +16,7 @@ from spanwise.collector.filters import (
     metadata_text,
     refuse_dataset,
 )
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
+from spanwise.collector.stores.clickhouse.connection import QueryParameters
 from spanwise.collector.stores.clickhouse.text_search import compile_text
 
 MAX_LISTED = 256  # names, kinds and models of a summary; if it has as many, there may be others in the spans

@@ -17,9 +17,8 @@ from spanwise.collector.filter_evaluation import (
 )
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import ConditionResult
-from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, MAX_LISTED, TRACES
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.clickhouse.text_search import compile_text
 from spanwise.collector.stores.table_rows import loads
 

@@ -421,10 +421,10 @@ _DEFAULT = re.compile(r" (?:DEFAULT|EPHEMERAL|CODEC)\b")
 
 
 def _create_statement(table: Table, cluster: str | None = None) -> str:
-    columns = [
-        f"{definition} COMMENT {_quote(comment)}{_LARGE_BLOCKS if ' CODEC(' in definition else ''}"
-        for definition, comment in table.columns
-    ]
+    columns = list[str]()
+    for definition, comment in table.columns:
+        text = comment.replace("'", "''")
+        columns.append(f"{definition} COMMENT '{text}'" + (_LARGE_BLOCKS if " CODEC(" in definition else ""))
     lines = ",\n  ".join([*columns, *table.indexes])
     where, engine, arguments = "", table.engine, table.arguments
     if cluster is not None:
@@ -453,8 +453,3 @@ def _create_statement(table: Table, cluster: str | None = None) -> str:
 # Columns with large texts compress better in large blocks. Others are read in small ones, because a lookup by trace id
 # reads a block of each part
 _LARGE_BLOCKS = " SETTINGS (min_compress_block_size = 262144)"
-
-
-def _quote(text: str) -> str:
-    """Return a text as an SQL literal."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

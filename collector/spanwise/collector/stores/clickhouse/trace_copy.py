@@ -9,7 +9,7 @@ from typing import Any
 from spanwise.collector.records import JSON, normalize_feedback
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.clickhouse import schema
-from spanwise.collector.stores.clickhouse.connection import Database, get_day
+from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters, get_day
 from spanwise.collector.stores.clickhouse.feedback_rows import (
     FEEDBACK_COLUMNS,
     FeedbackRow,
@@ -17,7 +17,6 @@ from spanwise.collector.stores.clickhouse.feedback_rows import (
     encode_feedback,
     make_feedback_columns,
 )
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.clickhouse.span_rows import (
     RUN_COLUMNS,
     SpanRow,
@@ -219,7 +218,12 @@ class ClickHouseTraceCopy:
             self._db.insert(table, columns, secrets.token_hex(8))
 
     def finish_import(self, latest_change: int, identity: str) -> None:
-        """Take over the id of the source. The feed continues with the server's time, which is above all numbers."""
+        """Take over the id of the source. The feed continues with the server's time, which is above all numbers.
+
+        Positions that the source has issued are valid, although they are before the creation of this database.
+        """
+        self._db.insert("database_facts", {"name": ["created_ns"], "value": ["1"]}, secrets.token_hex(8))
+        self._db.created_ns = 1
         if identity != self._db.read_identity():
             target = schema.get_mutation_target("database_facts", self._db.cluster)
             self._db.command(f"ALTER TABLE {target} DELETE WHERE name = 'identity'")
