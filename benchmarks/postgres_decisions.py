@@ -4,8 +4,8 @@
     python benchmarks/postgres_decisions.py --workers 4 --at-once 1 10 --decisions 4000
     python benchmarks/postgres_decisions.py --url postgresql://user@host/database    # an empty database of your own
 
-Each worker leases `--at-once` decisions and finishes each lease on its own, as monitors do: `plan_finish`, then
-`finish_leases`. Every decision must be finished exactly once, else the script fails.
+Each worker leases `--at-once` decisions and finishes them together, as monitors do with the jobs that end at the same
+time: `plan_finish`, then `finish_leases`. Every decision must be finished exactly once, else the script fails.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def work(url: str, at_once: int, start, results) -> None:  # type: ignore[no-unt
     began = time.process_time()
     done: list[str] = []
     while leased := control.lease_decisions("r", "1", str(os.getpid()), 60.0, "default", at_once):
-        for one in leased:
-            finish = ClaimResult(
+        finishes = [
+            ClaimResult(
                 claim=Claim(project="default", rule="r", version="1", target=one.target, number=one.claim),
                 verdict="scored",
                 states={"k": {"state": "scored", "cost": 0.001}},
@@ -75,10 +75,11 @@ def work(url: str, at_once: int, start, results) -> None:  # type: ignore[no-unt
                 read_change=one.runs_change,
                 cost=0.001,
             )
-            [plan] = control.plan_finish([finish])
-            assert plan.answer is None, plan
-            assert control.finish_leases([finish]) == ["finished"]
-            done.append(str(one.target.trace_id))
+            for one in leased
+        ]
+        assert {plan.answer for plan in control.plan_finish(finishes)} == {None}
+        assert set(control.finish_leases(finishes)) == {"finished"}
+        done += [str(one.target.trace_id) for one in leased]
     control.close()
     results.put((done, time.process_time() - began))
 

@@ -26,8 +26,7 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import Decision, Experiment, Feedback, Retention, Target
 from spanwise.collector.stores import CombinedStore, LocalStore, Store
 from spanwise.collector.stores.backends import DeletedTraces, TargetFeedback
-from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
-from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl, SQLiteStore, SQLiteTraces
 
 
 class Stumbling(SQLiteTraces):

@@ -15,8 +15,7 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Retention, Run, Target
 from spanwise.collector.stores import CombinedStore, Store
 from spanwise.collector.stores.clickhouse import ClickHouseTraces, deletion
-from spanwise.collector.stores.sqlite import DatabaseFile
-from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl
 
 pytestmark = pytest.mark.process
 DAY = 86_400 * SECOND

@@ -15,6 +15,7 @@ from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Feedback, OpenRun, Run, Target
 from spanwise.collector.stores.backends import TargetFeedback
 from spanwise.collector.stores.clickhouse import ClickHouseTraces
+from spanwise.collector.stores.clickhouse.feedback_rows import encode_feedback
 
 pytestmark = pytest.mark.process
 
@@ -78,6 +79,26 @@ def test_a_reader_sees_every_change_of_several_collectors(traces: ClickHouseTrac
         seen += [head.trace_id for head in page.heads]
         rest += bool(page.heads) and rest < 3
     assert sorted(seen) == sorted(written)  # and none twice, because no trace changed twice
+
+
+def test_no_change_appears_before_a_position_that_was_passed(traces: ClickHouseTraces, other: ClickHouseTraces) -> None:
+    def insert(writer: int) -> None:
+        for number in range(40):
+            row = {"trace_id": [f"{writer}-{number}"], "version": [1], "day": [1], "floor": [traces._db.floor()]}
+            traces._db.insert("traces", row)
+
+    def count(upto: int) -> int:
+        return int(other._db.query("SELECT count() FROM traces WHERE change <= {upto:UInt64}", {"upto": upto})[0][0])
+
+    writers = [threading.Thread(target=insert, args=(writer,)) for writer in range(3)]
+    for writer in writers:
+        writer.start()
+    passed = list[tuple[int, int]]()
+    while any(writer.is_alive() for writer in writers):
+        horizon = other._db.horizon()
+        passed.append((horizon, count(horizon)))
+    assert len(passed) > 10
+    assert [(horizon, count(horizon)) for horizon, _ in passed] == passed
 
 
 def test_an_idle_reader_reads_nothing_again(traces: ClickHouseTraces) -> None:
@@ -226,8 +247,6 @@ def test_the_highest_lease_number_stands_whichever_insert_comes_last(
     traces.append([root])
     assert traces.replace_rule_feedback([finish(root, by_rule(root, 7, score=0.7), claim=7)]) == [True]
     # a slow monitor that read before the other inserted
-    from spanwise.collector.stores.clickhouse.feedback_rows import encode_feedback
-
     other._feedback._insert([encode_feedback(by_rule(root, 5, score=0.5))])
     assert scores(traces, root) == {"good": 0.7}
     assert other.replace_rule_feedback([finish(root, by_rule(root, 6), claim=6)]) == [False]
@@ -237,8 +256,6 @@ def test_the_highest_lease_number_stands_whichever_insert_comes_last(
 def test_a_deletion_by_a_later_lease_is_not_undone_by_a_slow_insert(
     traces: ClickHouseTraces, other: ClickHouseTraces
 ) -> None:
-    from spanwise.collector.stores.clickhouse.feedback_rows import encode_feedback
-
     root = run()
     traces.append([root])
     early = [by_rule(root, 1, key) for key in ("good", "brief")]
@@ -253,8 +270,6 @@ def test_what_an_earlier_lease_left_under_another_key_is_swept(
     traces: ClickHouseTraces, other: ClickHouseTraces
 ) -> None:
     """A monitor was killed between storing the feedback of its lease and deleting that of the lease before."""
-    from spanwise.collector.stores.clickhouse.feedback_rows import encode_feedback
-
     root, since = run(), traces._db.now()
     traces.append([root])
     traces._feedback._insert([encode_feedback(by_rule(root, 1, "brief"))])

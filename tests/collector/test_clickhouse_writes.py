@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
@@ -61,6 +63,59 @@ def test_a_batch_sent_twice_is_stored_once_and_is_one_change(traces: ClickHouseT
     traces.append(runs)
     assert (only(traces).span_count, traces.count()["spans"]) == (2, 2)
     assert traces.changes(cursor).heads == ()
+
+
+class LossyProxy:
+    """Proxy in front of a server. It drops the answer of every insert into a table while `drops` is above 0."""
+
+    def __init__(self, port: int, table: str) -> None:
+        self._port, self._mark, self.drops = port, b"INSERT INTO `" + table.encode(), 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._forward, args=(client,), daemon=True).start()
+
+    def _forward(self, client: socket.socket) -> None:
+        with suppress(OSError), client, socket.create_connection(("127.0.0.1", self._port)) as server:
+            threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
+            while data := client.recv(2**20):
+                if self._mark in data:
+                    self._is_insert = True
+                server.sendall(data)
+
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError):
+            while data := server.recv(2**20):
+                if self._is_insert and self.drops > 0:
+                    self.drops, self._is_insert = self.drops - 1, False
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
+                client.sendall(data)
+
+    _is_insert = False
+
+
+@pytest.mark.parametrize("table", ["spans", "traces"])
+def test_an_insert_whose_answer_is_lost_is_stored_once(
+    clickhouse_server: ClickHouseServer, clickhouse_url: str, traces: ClickHouseTraces, table: str
+) -> None:
+    address = urlsplit(clickhouse_url)
+    with closing(LossyProxy(address.port or 8123, table)) as proxy:
+        through = urlunsplit(address._replace(netloc=f"default@127.0.0.1:{proxy.port}"))
+        with closing(ClickHouseTraces(through)) as lossy:
+            proxy.drops = 1
+            lossy.append([root := run()])
+            assert proxy.drops == 0
+    assert count_rows(traces, table) == 1
+    assert traces.trace(root.trace_id).root == root
 
 
 def test_the_same_span_at_two_collectors_is_one_span(traces: ClickHouseTraces, other: ClickHouseTraces) -> None:
@@ -122,6 +177,31 @@ def test_a_collector_that_died_before_the_summary_is_made_good_by_the_repeat(tra
     assert only(traces).span_count == 1
     traces.append(spans)
     assert only(traces).span_count == 2
+
+
+def write_until_killed(url: str, acknowledged: Any) -> None:
+    with closing(ClickHouseTraces(url)) as traces:
+        while True:
+            root = run()
+            traces.append([root, child(root)], [Feedback(target=Target(trace_id=root.trace_id), key="k", score=1.0)])
+            acknowledged.send(root.trace_id)
+
+
+def test_all_that_a_killed_collector_acknowledged_is_complete(clickhouse_url: str, traces: ClickHouseTraces) -> None:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=write_until_killed, args=(clickhouse_url, sender))
+    worker.start()
+    sender.close()
+    ids = [receiver.recv() for _ in range(8)]
+    worker.kill()
+    worker.join(60)
+    with suppress(EOFError):
+        while True:
+            ids.append(receiver.recv())
+    found = {summary.trace_id: (summary.span_count, summary.feedback) for summary in traces.traces(limit=1000)}
+    assert {id: found.get(id) for id in ids} == dict.fromkeys(ids, (2, {"k": 1.0}))
+    assert {head.trace_id for head in traces.changes().heads} >= set(ids)
 
 
 def test_a_span_sent_again_in_another_month_is_returned_once(traces: ClickHouseTraces) -> None:

@@ -18,8 +18,7 @@ from spanwise.collector.errors import Unavailable
 from spanwise.collector.records import Booking, ClaimResult, RuleSettings
 from spanwise.collector.rule_policy import find_setting
 from spanwise.collector.stores import CombinedStore, Store
-from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteStore, SQLiteTraces
-from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl, SQLiteStore, SQLiteTraces
 
 HOUR = 3_600_000_000_000
 DAY = 24 * HOUR

@@ -306,6 +306,61 @@ def test_an_exhausted_pool_is_unavailable(control: PostgresControl) -> None:
     assert control.keys() == []
 
 
+def test_a_full_disk_is_unavailable_and_remembered(control: PostgresControl) -> None:
+    assert not control.is_full()
+    with pytest.raises(Unavailable, match="free space"):
+        control._postgres.write(lambda db: db.execute("DO 'BEGIN RAISE USING ERRCODE = ''53100''; END'"))
+    assert control.is_full()
+
+
+def test_a_standby_is_unavailable(control: PostgresControl) -> None:
+    def action(db: Any) -> None:
+        db.execute("SET TRANSACTION READ ONLY")
+        db.execute("DELETE FROM keys")
+
+    with pytest.raises(Unavailable, match="standby"):
+        control._postgres.write(action)
+
+
+def test_a_lock_that_others_hold_too_long_is_unavailable(control: PostgresControl) -> None:
+    held, until = threading.Event(), threading.Event()
+
+    def hold(db: Any) -> None:
+        db.lock("dataset", "d")
+        held.set()
+        until.wait(30)
+
+    def wait_shortly(db: Any) -> None:
+        db.execute("SET LOCAL lock_timeout = '100ms'")
+        db.lock("dataset", "d")
+
+    holder = threading.Thread(target=control._postgres.write, args=(hold,))
+    holder.start()
+    assert held.wait(30)
+    with pytest.raises(Unavailable, match="lock timeout"):
+        control._postgres.write(wait_shortly)
+    until.set()
+    holder.join()
+    control._postgres.write(wait_shortly)
+
+
+def test_shared_locks_wait_only_for_others(control: PostgresControl) -> None:
+    both, order = threading.Barrier(2), []
+
+    def share(db: Any) -> None:
+        db.lock("rule", "r", shared=True)
+        both.wait(30)  # two hold it at once
+        order.append("shared")
+
+    threads = [threading.Thread(target=control._postgres.write, args=(share,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    control._postgres.write(lambda db: db.lock("rule", "r"))
+    assert order == ["shared", "shared"]
+
+
 def test_a_query_beyond_its_time_limit_is_stopped(control: PostgresControl) -> None:
     context = collector.request_context
     query = context.CancellableQuery("the query", 0.2)
@@ -367,6 +422,27 @@ def test_transactions_that_wait_for_each_other_both_succeed(control: PostgresCon
 
 
 # Migrations
+
+
+def newest_version() -> int:
+    return len(list((Path(postgres_package.__file__).parent / "migrations").glob("*.sql")))
+
+
+def test_an_older_database_is_brought_up_to_date_and_keeps_its_records(postgres: PostgresServer) -> None:
+    url = postgres.create_database()
+    first = PostgresControl(url)
+    first.acquire("a", "one", 60.0)
+    first.close()
+    with postgres.connect(url.split("/")[3].split("?")[0]) as db:
+        db.execute("DROP TABLE spanwise.secrets")  # of migration 2
+        db.execute("UPDATE spanwise.schema_version SET version = 1")
+    again = PostgresControl(url)
+    assert len(again.shared_secret()) == 32
+    assert [one.name for one in again.leases()] == ["a"]
+    again.close()
+    with postgres.connect(url.split("/")[3].split("?")[0]) as db:
+        assert db.execute("SELECT version FROM spanwise.schema_version").fetchall() == [(newest_version(),)]
+    postgres.drop_database(url)
 
 
 def test_a_database_of_a_newer_version_is_refused(postgres: PostgresServer) -> None:

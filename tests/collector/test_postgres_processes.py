@@ -18,7 +18,7 @@ import pytest
 from collector import postgres_workers
 from collector.postgres_server import PostgresServer, running_server
 from collector.postgres_workers import finish_of, run_together, start
-from collector.test_postgres import decide, rule, save
+from collector.test_postgres import decide, newest_version, rule, save
 from polling import until
 from spanwise.collector.errors import Refused, Unavailable
 from spanwise.collector.records import Alert, AlertResult, Example, QueueItem, Target
@@ -45,7 +45,7 @@ def test_processes_that_migrate_at_once_wait_for_each_other(postgres: PostgresSe
     url = postgres.create_database()
     run_together(postgres_workers.open_store, url, PROCESSES)
     with postgres.connect(url.split("/")[3].split("?")[0]) as db:
-        assert db.execute("SELECT version FROM spanwise.schema_version").fetchall() == [(1,)]
+        assert db.execute("SELECT version FROM spanwise.schema_version").fetchall() == [(newest_version(),)]
     postgres.drop_database(url)
 
 

@@ -21,8 +21,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Experiment, Feedback, Target
 from spanwise.collector.stores import CombinedStore, estimate_over_time, summarize_rule
-from spanwise.collector.stores.sqlite import SQLiteStore, SQLiteTraces, open_snapshot
-from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite import SQLiteControl, SQLiteStore, SQLiteTraces, open_snapshot
 from spanwise.collector.stores.sqlite.maintenance.backup_and_recovery import recover
 from spanwise.collector.stores.sqlite.score_sums import background_sums, sum_queries, sum_tables
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import register_grouping

@@ -11,8 +11,7 @@ import pytest
 from collector.scoring import make_run
 from integration.serving import COMMAND, environment
 from spanwise.collector import connect
-from spanwise.collector.alert_policy import get_interval_ns
-from spanwise.collector.alerts import AlertRunner
+from spanwise.collector.alerts import AlertRunner, get_interval_ns
 from spanwise.collector.records import Alert
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore

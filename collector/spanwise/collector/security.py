@@ -131,7 +131,7 @@ class RoutePermissions:
         for method, path, permission in self.rows:
             self._patterns.setdefault(method, []).append((compile_path(path)[0], permission))
         self.needed = lru_cache(4096)(self._needed)
-        self.is_page = lru_cache(4096)(self._is_page)
+        self.is_page = lru_cache(4096)(lambda path: any(pattern.match(path) for pattern in self._pages))
 
     @property
     def has_pages(self) -> bool:
@@ -141,9 +141,6 @@ class RoutePermissions:
     def is_open(self, path: str) -> bool:
         """Return whether a path needs no permission."""
         return path in self._open or path.startswith(self._open_prefixes)
-
-    def _is_page(self, path: str) -> bool:
-        return any(pattern.match(path) for pattern in self._pages)
 
     def _needed(self, method: str, path: str) -> str:
         """Return the permission that a request needs; for an unknown route, read or write by its method."""

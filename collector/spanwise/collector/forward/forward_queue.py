@@ -156,7 +156,11 @@ class ForwardQueue(SenderThread):
         self._wake = threading.Event()
         self._max_joined = MAX_JOINED_BYTES
         self._dropped, self._log_lock, self._last_log = Counter[str](), threading.Lock(), float("-inf")
-        metrics.gauge("spanwise_forward_waiting_bytes", self._waiting_bytes, target=target.name)
+        metrics.gauge(
+            "spanwise_forward_waiting_bytes",
+            lambda: float(sum(map(_get_file_size, self._segments()))),
+            target=target.name,
+        )
         metrics.gauge("spanwise_forward_waiting_seconds", self._waiting_seconds, target=target.name)
 
     def put(self, envelope: Envelope) -> None:
@@ -262,9 +266,6 @@ class ForwardQueue(SenderThread):
                 counts = ", ".join(f"{count} {reason}" for reason, count in self._dropped.most_common())
                 logger.warning("forwarding to %r dropped requests: %s", self.target.name, counts)
                 self._dropped, self._last_log = Counter(), time.monotonic()
-
-    def _waiting_bytes(self) -> float:
-        return float(sum(_get_file_size(path) for path in self._segments()))
 
     def _waiting_seconds(self) -> float:
         first = next(iter(self._segments()), None)

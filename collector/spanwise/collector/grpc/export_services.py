@@ -76,7 +76,8 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         try:
             if self._call_count > MAX_CALLS:
                 raise RetryableError("overload", f"{self._call_count:,} calls are in progress: retry later")
-            address = _parse_peer(context.peer())
+            # in `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`
+            address = strip_brackets(unquote(context.peer().partition(":")[2]).rpartition(":")[0])
             if not self._authenticator.locked and (refusal := check_forwarded(metadata)):
                 raise _AccessDenied(refusal)
             access = await self._authenticator.admit(metadata, address, lambda: "ingest")
@@ -170,11 +171,6 @@ def _detect_encoding(message: bytes) -> dict[bytes, bytes]:
     if message[:1] == b"\x78" and len(message) > 1 and (message[0] << 8 | message[1]) % 31 == 0:
         return {b"content-encoding": b"deflate"}
     return {}
-
-
-def _parse_peer(peer: str) -> str:
-    """Return the address in `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
-    return strip_brackets(unquote(peer.partition(":")[2]).rpartition(":")[0])
 
 
 T = TypeVar("T")

@@ -12,6 +12,8 @@ Modules, in the order in which data flows:
 - `trace_summary`: Trace summary: definition of a trace's totals (root, tokens, cost, completeness) over all of its spans.
 - `fork_protection`: Protection of connections to a database from forked child processes, which must neither use nor
   close them.
+- `bucket_totals`: Totals of the buckets of an aggregate, in all trace backends: counts, exact percentiles, tallies of
+  feedback.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
 - `rule_feedback`: Feedback of rules: which scores a lease replaces, and which are outdated, by the numbers of the leases.
 - `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
@@ -161,6 +163,7 @@ __all__ = [
 # Modules that other packages may import; the others are internal
 SHARED_MODULES = [
     "backends",
+    "bucket_totals",
     "copy_interfaces",
     "decision_explanation",
     "flat_tables",

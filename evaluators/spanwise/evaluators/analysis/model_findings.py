@@ -524,7 +524,8 @@ def _name_extreme(
     tied = tuple(model for model in ordered if means[model] == means[first])
     name = partial(Insight, kind=kind, key=about or key)
     if len(tied) > 1:
-        text = f"{kind} by {key}: {_join(tied)} are tied at {means[first]:.4g}"
+        names = f"{', '.join(tied[:-1])} and {tied[-1]}"
+        text = f"{kind} by {key}: {names} are tied at {means[first]:.4g}"
         yield name(text=f"{text}; {NO_DIFFERENCE}", models=tied, shown=False)
         return
     if (first, key) in results.set_scores:
@@ -617,10 +618,6 @@ def _read_feedback(results: ModelResults, trace_id: str, key: str) -> Feedback |
             if feedback.score is not None:
                 return feedback
     return None
-
-
-def _join(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _name_cases(results: ModelResults, ids: Sequence[str]) -> str:

@@ -169,16 +169,19 @@ def _list_cells(
             if isinstance(values, str) or not isinstance(values, Sequence):
                 raise ValueError(f"the values of {parameter!r} must be a list, got {values!r:.100}")
         combinations = [dict(zip(parameters, values, strict=True)) for values in product(*parameters.values())]
-        cells = [(f"{name} {_describe(values)}", partial(task, **values), values) for values in combinations]
+        cells = [
+            (
+                " ".join([name, *(f"{key}={value}" for key, value in _to_plain(values).items())]),
+                partial(task, **values),
+                values,
+            )
+            for values in combinations
+        ]
     if not cells or len(cells) > MAX_CELLS:
         raise ValueError(f"a sweep must have 1 to {MAX_CELLS:,} cells, got {len(cells):,}")
     if len({cell for cell, _, _ in cells}) < len(cells):
         raise ValueError("two cells of the sweep have the same name: remove equal values of the parameters")
     return cells
-
-
-def _describe(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in _to_plain(values).items())
 
 
 def _to_plain(values: Mapping[str, Any]) -> dict[str, Any]:

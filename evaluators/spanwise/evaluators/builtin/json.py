@@ -230,11 +230,6 @@ def _refuse_constant(name: str) -> None:
     raise InvalidJSON(f"{name} is no JSON")
 
 
-def _parse_long_integer(digits: str) -> int | float:
-    """Parse an integer. Python rejects very long ones, which JSON allows, so they become floats."""
-    return int(digits) if len(digits) < 4000 else float(digits)
-
-
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
@@ -245,7 +240,10 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _STRICT_DECODER = json.JSONDecoder(
-    parse_constant=_refuse_constant, parse_int=_parse_long_integer, object_pairs_hook=_object_without_duplicates
+    parse_constant=_refuse_constant,
+    # Python rejects very long integers, which JSON allows
+    parse_int=lambda digits: int(digits) if len(digits) < 4000 else float(digits),
+    object_pairs_hook=_object_without_duplicates,
 )
 
 

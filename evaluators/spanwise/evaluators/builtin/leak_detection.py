@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -111,7 +111,8 @@ def find_phones(text: str, region: Regions = None) -> Iterator[Span]:
     if not _SEVEN_DIGITS.search(text):
         return
     for match in _INTERNATIONAL.finditer(text):
-        yield from _shift_spans(match.start(), _match_numbers(re.sub(r"\A00", " +", match.group()), ""))
+        for start, end in _match_numbers(re.sub(r"\A00", " +", match.group()), ""):
+            yield match.start() + start, match.start() + end
     if region is None:
         yield from _find_national(text)
     for country in (region,) if isinstance(region, str) else region or ():
@@ -177,10 +178,6 @@ def _match_numbers(text: str, region: str, *, grouped: bool = False) -> list[Spa
 
     leniency = Leniency.STRICT_GROUPING if grouped else Leniency.VALID
     return [(match.start, match.end) for match in PhoneNumberMatcher(text, region or None, leniency=leniency)]
-
-
-def _shift_spans(by: int, spans: Iterable[Span]) -> Iterator[Span]:
-    return ((by + start, by + end) for start, end in spans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,11 @@ def parse_reply_number(reply: Any, judged: Iterable[str] = ()) -> float:
         return float(text)
     objects, prose = parse_reply_objects(text) if isinstance(reply, str) else ([reply], "")
     given = [number for each in objects for number in _object_numbers(each)]
-    if prose.strip() and any(is_quoted(_number_members(each), {}, judged) for each in objects):
+    numbers = [
+        {name: member for name, member in each.items() if _is_number_key(name)} if isinstance(each, Mapping) else {}
+        for each in objects
+    ]
+    if prose.strip() and any(is_quoted(each, {}, judged) for each in numbers):
         raise ValueError("it contains an object that is also in the judged text and may be a quotation of it")
     given += map(float, _SCORE.findall(_QUOTED.sub(_drop_quotation, prose)))
     if not given:
@@ -230,13 +234,6 @@ def _object_numbers(value: Any) -> Iterator[float]:
     if named and not numbers:
         raise ValueError(f"its {' or '.join(map(repr, NUMBER_KEYS))} is {named[0]!r:.100}, which is not a number")
     yield from numbers
-
-
-def _number_members(value: Any) -> Any:
-    """Return the members of an object named in `NUMBER_KEYS`."""
-    return (
-        {name: member for name, member in value.items() if _is_number_key(name)} if isinstance(value, Mapping) else {}
-    )
 
 
 def _is_number_key(name: Any) -> bool:

@@ -166,12 +166,10 @@ def _leak_rows(
     contents = [document.content for document in documents or ()]
     in_context = [finding for content in contents for finding in find(content)] if contents else None
     where = {"answer": in_answer, "context": in_context or []}
-    comment = "; ".join(f"{name}: {_count_kinds(findings)}" for name, findings in where.items() if findings) or None
+    counts = {name: Counter(finding.kind for finding in findings) for name, findings in where.items() if findings}
+    texts = {name: ", ".join(f"{count} {kind}" for kind, count in kinds.items()) for name, kinds in counts.items()}
+    comment = "; ".join(f"{name}: {text}" for name, text in texts.items()) or None
     return family_rows(id, not in_answer, None if in_context is None else not in_context, comment=comment, parse=parse)
-
-
-def _count_kinds(findings: list[Finding]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in Counter(finding.kind for finding in findings).items())
 
 
 def _names_encoding(example: Example | None) -> bool:
@@ -203,7 +201,10 @@ def decode_hidden_texts(text: str, depth: int = MAX_DEPTH) -> list[str]:
 def _decode_candidates(text: str) -> list[str]:
     raw = [_decode_hex(match.group(1)) for match in _HEX.finditer(text)]
     raw += [_decode_hex(re.sub(r"0x|[\\x%,]", "", match.group())) for match in _HEX_BYTES.finditer(text)]
-    raw += [_decode_codes(match.group()) for match in _CODES.finditer(text)]
+    raw += [
+        "".join(chr(int(code)) for code in re.findall(r"\d+", match.group())).encode()
+        for match in _CODES.finditer(text)
+    ]
     raw += [_decode_escapes(match.group()) for match in _ESCAPES.finditer(text)]
     raw += [_decode_base32(match.group()) for match in _BASE32.finditer(text)]
     raw += [_decode_base64(match.group()) for pattern in (_BASE64, _WRAPPED) for match in pattern.finditer(text)]
@@ -212,10 +213,6 @@ def _decode_candidates(text: str) -> list[str]:
 
 def _decode_hex(text: str) -> bytes:
     return bytes.fromhex(re.sub(r"[ :]", "", text))
-
-
-def _decode_codes(text: str) -> bytes:
-    return "".join(chr(int(code)) for code in re.findall(r"\d+", text)).encode()
 
 
 def _decode_escapes(text: str) -> bytes:

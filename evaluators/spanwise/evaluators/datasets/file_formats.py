@@ -441,7 +441,12 @@ def to_row(example: Example) -> dict[str, JSON]:
     row = {name: value for name, value in filled.items() if value is not None or name == "inputs"}
     for name, value in row.items():
         if isinstance(value, tuple):
-            row[name] = [_document_row(item) if isinstance(item, Document) else item for item in value]
+            row[name] = [
+                {name: field for name, field in asdict(item).items() if field not in (None, {}) or name == "content"}
+                if isinstance(item, Document)
+                else item
+                for item in value
+            ]
     return row
 
 
@@ -496,10 +501,6 @@ ROW_FORMATS: Mapping[str, Callable[[Example], dict[str, JSON]]] = {
     "openai": to_openai,
     "databricks": to_databricks,
 }
-
-
-def _document_row(document: Document) -> dict[str, JSON]:
-    return {name: value for name, value in asdict(document).items() if value not in (None, {}) or name == "content"}
 
 
 def _document_uris(documents: tuple[Document, ...] | None) -> list[dict[str, JSON]] | None:

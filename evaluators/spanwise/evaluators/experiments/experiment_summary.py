@@ -17,7 +17,7 @@ from rich.text import Text
 from spanwise.collector import statistics
 from spanwise.collector.formatting import first_line, number
 from spanwise.collector.records import Feedback, FeedbackStats
-from spanwise.collector.statistics import TASK_OK, ScoreSample, Tally
+from spanwise.collector.statistics import TASK_OK, ScoreSample
 from spanwise.collector.stores import Flip, KindRobustness
 from spanwise.collector.terminal_escaping import TerminalConsole
 from spanwise.evaluators.experiments.experiment_progress import ExperimentTally, JudgeCost
@@ -281,7 +281,10 @@ def make_summary(
             key: of_key.lacking
             for key, of_key in in_order
             if of_key.lacking
-            and (of_key.tally.skipped == tally.runs or (key in partial and _is_skipped_only(of_key.tally)))
+            and (
+                of_key.tally.skipped == tally.runs
+                or (key in partial and not (of_key.tally.n or of_key.tally.labelled or of_key.tally.failed))
+            )
         },
         few={key: count for key, count in minimums.items() if (keys[key].n if key in keys else 0) < count},
         partial=partial,
@@ -298,10 +301,6 @@ def make_summary(
         judged=tuple(tally.judge_versions),
         trust=read_agreement,
     )
-
-
-def _is_skipped_only(tally: Tally) -> bool:
-    return not (tally.n or tally.labelled or tally.failed)
 
 
 def _summarize_key(stats: FeedbackStats, sample: ScoreSample, tally: ExperimentTally) -> KeySummary:

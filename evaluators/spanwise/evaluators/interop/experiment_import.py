@@ -34,11 +34,10 @@ LINE_FORMATS = (".jsonl", ".ndjson")
 _WHITE_SPACE = " \t\r\n"
 
 
-def _parse_integer(text: str) -> int | str:
-    return int(text) if len(text) < 19 or (len(text) < 21 and -(2**63) <= int(text) < 2**64) else text
-
-
-_DECODER = json.JSONDecoder(parse_constant=lambda name: None, parse_int=_parse_integer)
+_DECODER = json.JSONDecoder(
+    parse_constant=lambda name: None,
+    parse_int=lambda text: int(text) if len(text) < 19 or (len(text) < 21 and -(2**63) <= int(text) < 2**64) else text,
+)
 
 
 def decode_json(data: bytes, where: str) -> JSON:

@@ -21,7 +21,6 @@ Modules, in the order in which data flows:
 - `text_search`: Full-text search: searchable words of a span, and the SQL condition of a search.
 - `trace_copy`: Copies of traces, feedback and records of senders out of and into a ClickHouse database, with their
   numbers.
-- `query_parameters`: Parameters of a query: values are bound by the server and never become part of the SQL.
 - `connection`: Connection to a ClickHouse server, with the errors of the store; open database with its tables and clock.
 - `schema`: Tables of the ClickHouse database: definitions for one server and for a cluster, and the schema version.
 """
@@ -36,3 +35,15 @@ else:
     __getattr__, __dir__ = lazy(__name__, backend="ClickHouseTraces")
 
 __all__ = ["ClickHouseTraces"]
+
+# Modules that other packages may import; the others are internal
+SHARED_MODULES = [
+    "connection",
+    "deletion",
+    "feedback_rows",
+    "filter_values",
+    "inserter",
+    "schema",
+    "span_rows",
+    "span_writer",
+]

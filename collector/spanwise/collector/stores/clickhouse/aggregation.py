@@ -7,41 +7,31 @@ Percentiles are exact.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise
-from math import inf
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 from spanwise.collector.alert_policy import parse_measure
-from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter, extend_filter, validate_filter
 from spanwise.collector.formatting import error_group
 from spanwise.collector.records import JSON, Bucket, ScoreSums
-from spanwise.collector.statistics import Tally, percentile
 from spanwise.collector.stores.backends import BucketScore, RuleScore
-from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.bucket_totals import (
+    DOCUMENT_SUFFIX,
+    FIRST_TOKEN_RANGES_MS,
+    MAX_BUCKETS,
+    PERCENTS,
+    BucketKey,
+    BucketTotals,
+    TooManyBuckets,
+    check_arguments,
+    get_place_order,
+    make_range_sql,
+)
+from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FeedbackRow, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPILERS, SLOT_COLUMNS, TRACES, compile_filter
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.clickhouse.record_lists import current_feedback, group_values
-from spanwise.collector.stores.table_rows import INT_MAX
-
-MAX_BUCKETS = 10_000  # limit of an answer (2 KB per bucket); with narrow buckets, there could be one for each trace
-MAX_NEWEST = 100_000
-PERCENTS = (50, 95, 99)
-
-# Limits of the groups by time to the first token, in milliseconds
-FIRST_TOKEN_RANGES_MS = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
-
-
-def _make_range_sql(column: str, limits: Sequence[int]) -> str:
-    """Return SQL for the range of a number, such as `100 to 200`; NULL if the column is NULL."""
-    names = [f"< {limits[0]}", *(f"{low} to {high}" for low, high in pairwise(limits)), f">= {limits[-1]}"]
-    cases = [f"WHEN {column} < {limit} THEN '{name}'" for limit, name in zip(limits, names, strict=False)]
-    return f"CASE WHEN {column} IS NULL THEN NULL {' '.join(cases)} ELSE '{names[-1]}' END"
-
 
 # SQL of the group of a trace; of groups in `_ARRAYS`, a trace may have several, and `group_value` is one of them
 _GROUPS = {
@@ -59,7 +49,7 @@ _GROUPS = {
     "finish_reason": "group_value",
     "tag": "group_value",
     "version": "t.service_version",
-    "time_to_first_token_ms": _make_range_sql("t.time_to_first_token_ms", FIRST_TOKEN_RANGES_MS),
+    "time_to_first_token_ms": make_range_sql("t.time_to_first_token_ms", FIRST_TOKEN_RANGES_MS),
 }
 # A trace whose array is empty is in no group
 _ARRAYS = {
@@ -72,52 +62,15 @@ _ARRAYS = {
     "tag": "t.tags",
 }
 
-BucketKey: TypeAlias = tuple[int, str | None]  # start of a bucket, group
 
+class _RankedTotals(BucketTotals):
+    """Totals of a bucket whose latencies are its percentiles already."""
 
-class _BucketTotals:
-    """Counts and latencies of a bucket, and the tallies of its feedback by key and whether it is on documents."""
+    __slots__ = ()
 
-    def __init__(self, *, is_ranked: bool) -> None:
-        """Begin with nothing. `is_ranked`: the latencies to be added are percentiles of all traces of the bucket."""
-        self._is_ranked = is_ranked
-        self.traces = self.errors = self.input_tokens = self.output_tokens = 0
-        self.cost, self.first, self.last = 0.0, INT_MAX, -INT_MAX
-        self.latencies: list[int] = []
-        self.tallies: defaultdict[tuple[str, bool], Tally] = defaultdict(Tally)
-
-    def add(self, row: Sequence[Any]) -> None:
-        """Add a row of `_make_totals_sql`."""
-        traces, errors, input_tokens, output_tokens, cost, first, last, latencies = row
-        self.traces += traces
-        self.errors += errors
-        self.input_tokens += input_tokens
-        self.output_tokens += output_tokens
-        self.cost += cost
-        self.first, self.last = min(first, self.first), max(last, self.last)
-        self.latencies += latencies
-
-    def add_feedback(self, row: Sequence[Any]) -> None:
-        """Add a row of `_make_feedback_sql`: outcomes with the same key and label."""
-        key, is_document, label, said, n, total, binary, minimum, maximum, failed, skipped = row
-        self.tallies[key, bool(is_document)].add_counts(
-            n=n,
-            total=total or 0.0,
-            binary=binary,
-            minimum=inf if minimum is None else minimum,
-            maximum=-inf if maximum is None else maximum,
-            labelled=said - n,
-            labels={} if label is None else {label: said},
-            failed=failed,
-            skipped=skipped,
-        )
-
-    def percentiles_ms(self) -> Sequence[float]:
-        """Return the 50th, 95th and 99th percentile of the latencies."""
-        if not self._is_ranked:
-            self.latencies.sort()
-            self.latencies = [percentile(self.latencies, percent) for percent in PERCENTS]
-        return [ns / 1e6 for ns in self.latencies]
+    def percentiles_ms(self) -> tuple[float, float, float, float]:
+        p50, p95, p99 = (ns / 1e6 for ns in self.latencies)
+        return p50, p95, p99, 0.0
 
 
 class _Chosen(NamedTuple):
@@ -155,23 +108,13 @@ def compute_buckets(
     All traces are aggregated. Only if that gives more than `MAX_BUCKETS` buckets, and `newest` is a number, that many
     of the newest traces are. Raise `Refused` for an invalid argument, and for more buckets.
     """
-    if bucket_ns is not None and bucket_ns <= 0:
-        raise Refused(f"bucket_ns must be a positive number of nanoseconds, got {bucket_ns!r}")
-    if group_by is not None and group_by not in _GROUPS:
-        raise Refused(f"cannot group by {group_by!r}; use one of {', '.join(_GROUPS)}")
-    most = None if newest == "all" else newest
-    if most is not None and not 1 <= most <= MAX_NEWEST:
-        raise Refused(f"newest must be 1 to {MAX_NEWEST:,} or 'all', got {newest!r}")
+    check_arguments(bucket_ns, group_by, _GROUPS, newest)
     try:
         return _aggregate(db, filter, bucket_ns, group_by, None)
-    except _TooManyBuckets:
-        if most is None:
+    except TooManyBuckets:
+        if newest is None or newest == "all":
             raise
-        return [replace(bucket, newest=most) for bucket in _aggregate(db, filter, bucket_ns, group_by, most)]
-
-
-class _TooManyBuckets(Refused):
-    """More buckets than one answer may have."""
+        return [replace(bucket, newest=newest) for bucket in _aggregate(db, filter, bucket_ns, group_by, newest)]
 
 
 def _aggregate(
@@ -179,18 +122,19 @@ def _aggregate(
 ) -> list[Bucket]:
     parameters = QueryParameters()
     chosen = _choose_traces(filter, bucket_ns, group_by, newest, parameters)
-    totals = defaultdict[BucketKey, _BucketTotals](partial(_BucketTotals, is_ranked=not chosen.is_merged))
-    for start, group, *row in db.query(_make_totals_sql(chosen), parameters):
-        totals[start, chosen.name_group(group)].add(row)
+    totals = defaultdict[BucketKey, BucketTotals](BucketTotals if chosen.is_merged else _RankedTotals)
+    for start, group, *counts, first, last, latencies in db.query(_make_totals_sql(chosen), parameters):
+        total = totals[start, chosen.name_group(group)]
+        total.add(*counts)
+        total.starts += [first, last]
+        total.latencies += latencies
     if len(totals) > MAX_BUCKETS:
-        remedy = "use wider buckets, a shorter time range, no groups, or only the `newest` traces"
-        raise _TooManyBuckets(f"more than {MAX_BUCKETS:,} buckets in one answer: {remedy}")
-    for start, group, *row in db.query(_make_feedback_sql(chosen), parameters):
-        totals[start, chosen.name_group(group)].add_feedback(row)
+        raise TooManyBuckets(MAX_BUCKETS)
+    for start, group, *outcomes in db.query(_make_feedback_sql(chosen), parameters):
+        totals[start, chosen.name_group(group)].add_feedback(*outcomes)
     # without buckets, the range of the newest traces starts with the first of them
-    since = filter.since_ns if newest is None else None
-    places = sorted(totals, key=lambda place: (place[0], place[1] is not None, place[1] or ""))
-    return [_make_bucket(place, totals[place], replace(filter, since_ns=since), bucket_ns) for place in places]
+    covered = filter if newest is None else replace(filter, since_ns=None)
+    return [totals[place].bucket(place, covered, bucket_ns) for place in sorted(totals, key=get_place_order)]
 
 
 def _choose_traces(
@@ -215,7 +159,7 @@ def _choose_traces(
 
 
 def _make_totals_sql(chosen: _Chosen) -> str:
-    """Return a statement with the columns of `_BucketTotals.add`."""
+    """Return a statement with the counts of each bucket and group, first and last start, and latencies."""
     amounts = "t.models[group_value]" if chosen.group_by == "model" else "t"
     rows = chosen.select(
         f"t.status = 'error' AS failed, {amounts}.input_tokens AS sent, {amounts}.output_tokens AS received,"
@@ -233,7 +177,7 @@ def _make_totals_sql(chosen: _Chosen) -> str:
 
 # The newest feedback of each slot counts, except that of people under a key that a judge has scored: it checks the judge
 _COUNTED = (
-    "SELECT trace_id, key, document IS NOT NULL AS is_document, source,"
+    f"SELECT trace_id, key, concat(key, if(document IS NULL, '', '{DOCUMENT_SUFFIX}')) AS counted, source,"
     " argMax(tuple(outcome, score, label), tuple(created_ns, number)) AS newest FROM feedback FINAL"
     f" WHERE trace_id <> '' GROUP BY {SLOT_COLUMNS}"
 )
@@ -244,41 +188,16 @@ _CHECKS_JUDGE = (
 
 
 def _make_feedback_sql(chosen: _Chosen) -> str:
-    """Return a statement with the columns of `_BucketTotals.add_feedback`."""
+    """Return a statement with bucket, group, and the arguments of `BucketTotals.add_feedback`."""
     outcomes = (
-        "SELECT trace_id, key, is_document, newest.1 AS outcome, newest.2 AS score, newest.3 AS label"
+        "SELECT trace_id, counted, newest.1 AS outcome, newest.2 AS score, newest.3 AS label"
         f" FROM ({_COUNTED}) WHERE NOT ({_CHECKS_JUDGE})"
     )
     return (
-        "SELECT b, g, key, is_document, label, countIf(outcome = 'score'), count(score), sumKahan(score),"
+        "SELECT b, g, counted, label, countIf(outcome = 'score'), count(score), ifNull(sumKahan(score), 0),"
         " countIf(score IN (0, 1)), min(score), max(score), countIf(outcome = 'error'), countIf(outcome = 'skip')"
         f" FROM {chosen.select('t.trace_id AS trace_id')} AS c INNER JOIN ({outcomes}) AS f USING trace_id"
-        " GROUP BY b, g, key, is_document, label"
-    )
-
-
-def _make_bucket(place: BucketKey, total: _BucketTotals, filter: Filter, bucket_ns: int | None) -> Bucket:
-    start, width = place[0], bucket_ns
-    if width is None:
-        start = filter.since_ns if filter.since_ns is not None else total.first
-        width = (filter.until_ns if filter.until_ns is not None else total.last + 1) - start
-    p50_ms, p95_ms, p99_ms = total.percentiles_ms()
-    return Bucket(
-        start_ns=start,
-        width_ns=width,
-        group=place[1],
-        traces=total.traces,
-        errors=total.errors,
-        p50_ms=p50_ms,
-        p95_ms=p95_ms,
-        p99_ms=p99_ms,
-        input_tokens=total.input_tokens,
-        output_tokens=total.output_tokens,
-        cost=total.cost,
-        feedback=tuple(
-            replace(tally.stats(key), target="document" if is_document else "trace")
-            for (key, is_document), tally in sorted(total.tallies.items())
-        ),
+        " GROUP BY b, g, counted, label"
     )
 
 
@@ -337,17 +256,10 @@ def sum_measure(
     )
     sums = "sum(n), sumKahan(w), sumKahan(y), sumKahan(w * w), sumKahan(w * y), sumKahan(y * y)"
     rows = db.query(f"SELECT block, g, {sums} FROM ({clusters}) GROUP BY block, g ORDER BY block, g", parameters)
+    names = ("n", "weight", "total", "weight_squares", "products", "total_squares")
     return [
         ScoreSums(
-            key=measure,
-            group=group,
-            start_ns=since_ns + block * block_ns,
-            n=n,
-            weight=weight,
-            total=total,
-            weight_squares=weight_squares,
-            products=products,
-            total_squares=total_squares,
+            key=measure, group=group, start_ns=since_ns + block * block_ns, **dict(zip(names, sums_, strict=True))
         )
-        for block, group, n, weight, total, weight_squares, products, total_squares in rows
+        for block, group, *sums_ in rows
     ]

@@ -91,7 +91,12 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
     stored = writer.read_stored(traces)
     apply_waiting(db, writer, stored, stored)
     writer.summarize(stored, stored, {})
-    present = _find_present(db, rows)
+    sql = (
+        "SELECT trace_id, span_id, project FROM spans FINAL"
+        " WHERE trace_id IN {traces:Array(String)} AND span_id IN {spans:Array(String)}"
+    )
+    found = db.query(sql, {"traces": [row.trace_id for row in rows], "spans": [row.span_id for row in rows]})
+    present = {AmendmentTarget(row[0], row[1], name) for row in found for name in (row[2], ANY_PROJECT)}
     return [
         target.trace_id in gone
         or target in present
@@ -135,16 +140,6 @@ def _find_calls(db: Database, target: AmendmentTarget, fields: Mapping[str, JSON
     if FEEDBACK_FIELD in fields:
         calls = choose_evaluated_call(target.span_id, calls)
     return [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in calls]
-
-
-def _find_present(db: Database, rows: Sequence[StoredAmendment]) -> set[AmendmentTarget]:
-    """Return the targets whose span is stored, in a project that the amendment may change."""
-    sql = (
-        "SELECT trace_id, span_id, project FROM spans FINAL"
-        " WHERE trace_id IN {traces:Array(String)} AND span_id IN {spans:Array(String)}"
-    )
-    found = db.query(sql, {"traces": [row.trace_id for row in rows], "spans": [row.span_id for row in rows]})
-    return {AmendmentTarget(row[0], row[1], name) for row in found for name in (row[2], ANY_PROJECT)}
 
 
 def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], stored: Mapping[str, Any]) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import EVALUATOR_KIND, Filter, validate_rule_filter
 from spanwise.collector.records import ChangePage, TraceHead
-from spanwise.collector.stores.clickhouse.connection import Database
+from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters
 from spanwise.collector.stores.clickhouse.filter_values import evaluate_filters
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.table_rows import parse_text_cursor
 
 MAX_HEADS = 10_000  # maximum number of heads in a page
@@ -24,13 +23,12 @@ MAX_FILTERS = 500  # maximum number of filters in a call
 
 # The last change of each trace that meets a condition on `number`. Rows that were replaced are included: a trace whose
 # replaced row is in a range has a later row, too
-_CHANGES = (
-    "SELECT trace_id, max(number) AS change FROM"
-    " (SELECT trace_id, change AS number FROM traces WHERE {traces}"
+_ROWS = (
+    "SELECT trace_id, change AS number FROM traces WHERE {traces}"
     " UNION ALL SELECT trace_id, number FROM feedback WHERE rule = '' AND trace_id <> '' AND {others}"
-    " UNION ALL SELECT trace_id, number FROM open_runs WHERE is_deleted = 0 AND {others})"
-    " GROUP BY trace_id"
+    " UNION ALL SELECT trace_id, number FROM open_runs WHERE is_deleted = 0 AND {others}"
 )
+_CHANGES = f"SELECT trace_id, max(number) AS change FROM ({_ROWS}) GROUP BY trace_id"
 _HEAD_COLUMNS = (
     "t.trace_id, t.change, t.start_ns, t.complete, t.dropped = 0, t.rooted, t.partial, t.judgement, t.size, t.span_count,"
     " t.probability, t.project, t.environment, t.experiment_id, t.session_id, t.number,"
@@ -51,16 +49,30 @@ def read_changes(db: Database, after: str | None, limit: int, filters: Sequence[
     Raise `Refused` for an invalid cursor or invalid filters.
     """
     wanted = _validate_filters(filters)
-    begin, horizon = parse_change(db, after), db.horizon()
-    parameters = QueryParameters()
-    # with ties, because the next page begins after the last position of this one
-    order = f"ORDER BY change LIMIT {max(1, min(limit, MAX_HEADS))} WITH TIES"
-    changes = dict(db.query(f"{_select_changes(parameters, begin, horizon)} {order}", parameters)) if limit > 0 else {}
-    heads = _read_heads(db, changes, wanted, horizon)
+    position, horizon, limit = parse_change(db, after), db.horizon(), min(limit, MAX_HEADS)
+    heads, end = list[TraceHead](), position if limit > 0 else horizon
+    while not heads and end < horizon:
+        end = _find_end(db, position, horizon, limit)
+        parameters = QueryParameters()
+        changes = dict(db.query(_select_changes(parameters, position, end), parameters))
+        # A trace is listed at its last change, which may be after this page
+        last = _read_last_changes(db, list(changes), horizon)
+        heads = _read_heads(db, {id: change for id, change in changes.items() if last[id] == change}, wanted, horizon)
+        # also past changes of traces without runs, which have no head
+        position = max(changes.values(), default=position)
     heads.sort(key=lambda head: (head.change, head.trace_id))
-    # also past changes of traces without runs, which have no head
-    cursor = max(changes.values(), default=begin)
-    return ChangePage(heads=tuple(heads), cursor=str(cursor), now_ns=horizon)
+    return ChangePage(heads=tuple(heads), cursor=str(position), now_ns=horizon)
+
+
+def _find_end(db: Database, begin: int, horizon: int, limit: int) -> int:
+    """Return the position of the row that is `limit` rows after a position, or the horizon if there are fewer."""
+    parameters = QueryParameters()
+    after, upto = parameters.bind(begin, "UInt64"), parameters.bind(horizon, "UInt64")
+    rows = _ROWS.format(
+        traces=f"change > {after} AND change <= {upto}", others=f"number > {after} AND number <= {upto}"
+    )
+    found = db.query(f"SELECT number FROM ({rows}) ORDER BY number LIMIT 1 OFFSET {limit - 1}", parameters)
+    return int(found[0][0]) if found else horizon
 
 
 def read_period(
@@ -87,14 +99,15 @@ def read_period(
         f" ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(max(0, min(limit, MAX_HEADS)))}"
     )
     ids = [row[0] for row in db.query(sql, parameters)]
-    found = {head.trace_id: head for head in _read_heads(db, _read_last_changes(db, ids), wanted, now_ns)}
+    found = {head.trace_id: head for head in _read_heads(db, _read_last_changes(db, ids, now_ns), wanted, now_ns)}
     heads = tuple(replace(found[id], cursor=f"{found[id].start_ns}.{id}") for id in ids if id in found)
     return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else f"{start_ns}.{trace_id}", now_ns=now_ns)
 
 
 def read_head(db: Database, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
     """Return the head of one trace. Raise `NotFound` if the store has no runs of it."""
-    heads = _read_heads(db, _read_last_changes(db, [trace_id]), _validate_filters(filters), db.now())
+    now_ns = db.now()
+    heads = _read_heads(db, _read_last_changes(db, [trace_id], now_ns), _validate_filters(filters), now_ns)
     if not heads:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
     return heads[0]
@@ -106,10 +119,12 @@ def _validate_filters(filters: Sequence[Filter]) -> list[Filter]:
     return [validate_rule_filter(filter) for filter in filters]
 
 
-def _read_last_changes(db: Database, trace_ids: Sequence[str]) -> dict[str, int]:
+def _read_last_changes(db: Database, trace_ids: Sequence[str], horizon: int) -> dict[str, int]:
+    """Return the positions of the last changes of traces up to the horizon."""
     parameters = QueryParameters()
-    where = f"trace_id IN {parameters.texts(trace_ids)}"
-    return dict(db.query(_CHANGES.format(traces=where, others=where), parameters)) if trace_ids else {}
+    where, upto = f"trace_id IN {parameters.texts(trace_ids)}", parameters.bind(horizon, "UInt64")
+    changes = _CHANGES.format(traces=f"{where} AND change <= {upto}", others=f"{where} AND number <= {upto}")
+    return dict(db.query(changes, parameters)) if trace_ids else {}
 
 
 def _read_heads(db: Database, changes: Mapping[str, int], filters: Sequence[Filter], now_ns: int) -> list[TraceHead]:

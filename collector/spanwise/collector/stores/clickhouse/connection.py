@@ -13,6 +13,7 @@ from datetime import date
 from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakSet
 
 from spanwise.collector.errors import Closed, Refused, StoreError, TooSlow, Unavailable, require_extra
 from spanwise.collector.stores.clickhouse import schema
@@ -70,6 +71,49 @@ _REASON = re.compile(r"\[Errno -?\d+\] [\w ]+|[Tt]imed out|Connection aborted|Na
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
 
 
+_CONNECTIONS: WeakSet[Connection] = WeakSet()
+
+
+def _reset_connections() -> None:
+    for connection in _CONNECTIONS:
+        connection.reset_after_fork()
+
+
+os.register_at_fork(after_in_child=_reset_connections)
+
+
+class QueryParameters(dict[str, Any]):
+    """Values of a query by name. `bind` adds one and returns the SQL that refers to it."""
+
+    def bind(self, value: Any, type: str) -> str:
+        """Add a value of a ClickHouse type. Text that UTF-8 cannot encode is replaced, so that it matches nothing."""
+        name = f"p{len(self)}"
+        self[name] = _encodable(value)
+        return f"{{{name}:{type}}}"
+
+    def text(self, value: str) -> str:
+        """Add a text."""
+        return self.bind(value, "String")
+
+    def texts(self, values: Any) -> str:
+        """Add a list of texts."""
+        return self.bind(list(values), "Array(String)")
+
+    def integer(self, value: int) -> str:
+        """Add an integer of 64 bits."""
+        return self.bind(value, "Int64")
+
+    def number(self, value: float) -> str:
+        """Add a float; all 64 bits arrive."""
+        return self.bind(float(value), "Float64")
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return [_encodable(each) for each in value] if isinstance(value, list) else value
+
+
 class Connection:
     """Connection to one database on a server, for any number of threads, also after a fork.
 
@@ -102,8 +146,12 @@ class Connection:
         self.where = f"clickhouse://{self._user}@{self._host}:{port}/{self.database}"
         self._lock = threading.Lock()
         self._client: Client | None = None
-        self._owner = 0  # id of the process that opened `_client`
         self._is_closed = False
+        _CONNECTIONS.add(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the client and the locks of the parent process, whose other threads do not exist in this one."""
+        self._lock, self._client = threading.Lock(), None
 
     def query(
         self, sql: str, parameters: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
@@ -159,16 +207,16 @@ class Connection:
         """Close the connections. Later operations raise `Closed`. Repeated calls do nothing."""
         with self._lock:
             client, self._client, self._is_closed = self._client, None, True
-        if client is not None and self._owner == os.getpid():
+        if client is not None:
             client.close()
 
     def _open(self) -> Client:
-        """Return the client of this process. A child process must not use the sockets of its parent."""
+        """Return the client of this process."""
         with self._lock:
             if self._is_closed:
                 raise Closed(f"the store at {self.where} is closed")
-            if self._client is None or self._owner != os.getpid():
-                self._client, self._owner = self._connect(), os.getpid()
+            if self._client is None:
+                self._client = self._connect()
             return self._client
 
     def _connect(self) -> Client:
@@ -247,6 +295,10 @@ class Database(Connection):
         last = "SELECT max(change) FROM traces UNION ALL SELECT max(number) FROM feedback UNION ALL SELECT max(number) FROM open_runs"
         self._advance(max(row[0] for row in self.query(last)))
 
+    def reset_after_fork(self) -> None:
+        super().reset_after_fork()
+        self._clock = threading.Lock()
+
     def _prepare_tables(self) -> list[tuple[str, str]]:
         """Create the tables unless they exist, and return the rows of `database_facts`. Processes may do so at once."""
         try:
@@ -278,12 +330,14 @@ class Database(Connection):
 
     def now(self) -> int:
         """Return the time of the server. Rows inserted before the call are older than this time."""
+        floor = self.floor()
         [(now,)] = self.query("SELECT toUnixTimestamp64Nano(now64(9))")
-        return self._advance(now)
+        return self._advance(max(int(now), floor))
 
     def floor(self) -> int:
-        """Return a time that has passed, without asking the server: the lowest number for the next insert."""
-        return self._advance(0)
+        """Return a time that has passed on the server, without asking it: the lowest number for the next insert."""
+        with self._clock:
+            return self._time + int((time.monotonic_ns() - self._measured) * _SLOWED)
 
     def horizon(self) -> int:
         """Return the position in the change feed up to which no further change can appear.
@@ -298,22 +352,24 @@ class Database(Connection):
             f" AND current_database = currentDatabase()) * 1e9) FROM {processes}"
         )
         if self._can_read_processes:
+            floor = self.floor()  # before the query: a time that another thread learns meanwhile may be too late
             try:
                 [(now, elapsed)] = self.query(sql)
             except Refused:
                 self._can_read_processes = False
             else:
+                now = self._advance(max(int(now), floor))
                 # 10 ms: the start is computed from two measurements
-                now = self._advance(now)
-                return now - elapsed - 10_000_000 if elapsed else now
+                return now - int(elapsed) - 10_000_000 if elapsed else now
         return self.now() - _SETTLE_NS
 
-    def _advance(self, server_ns: int) -> int:
+    def _advance(self, now_ns: int) -> int:
+        """Record a time of the server, and return it."""
         with self._clock:
             measured = time.monotonic_ns()
-            self._time = max(server_ns, self._time + int((measured - self._measured) * _SLOWED))
-            self._measured = measured
-            return self._time
+            if now_ns > self._time + int((measured - self._measured) * _SLOWED):
+                self._time, self._measured = now_ns, measured
+        return now_ns
 
     def count_bytes(self) -> int:
         """Return the bytes on disk of all tables."""

@@ -16,9 +16,8 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import Retention
 from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.clickhouse import schema
-from spanwise.collector.stores.clickhouse.connection import DAY_NS, Database
+from spanwise.collector.stores.clickhouse.connection import DAY_NS, Database, QueryParameters
 from spanwise.collector.stores.clickhouse.filter_sql import TRACES, compile_filter
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.table_rows import cut_page, parse_text_cursor
 
 BATCH_TRACES = 5_000  # traces per search
@@ -90,8 +89,12 @@ def delete_traces(db: Database, gone: Iterable[DeletedTraces]) -> int:
         linked |= _delete_session_feedback(db, {row[0] for row in rows if row[0] is not None}, lot.traces)
         _put_tombstones(db, find_removable_judgements(db, linked), batch)
         total += len(rows)
-    if total:
-        _remove_batch(db, batch)
+    tombstones = "tombstones_local" if db.cluster else "tombstones"
+    for table in _TABLES if total else ():
+        deleted = f"trace_id IN (SELECT trace_id FROM {tombstones} WHERE batch = {{batch:String}})"
+        if table in ("traces", "spans") and db.cluster is None:
+            _drop_parts(db, table, deleted, {"batch": batch})
+        _delete(db, table, deleted, {"batch": batch})
     return total
 
 
@@ -155,16 +158,6 @@ def remove_rows(db: Database, trace_ids: Collection[str]) -> None:
         _delete(db, table, "trace_id IN {ids:Array(String)}", {"ids": list(trace_ids)})
 
 
-def _remove_batch(db: Database, batch: str) -> None:
-    """Remove all rows of the traces with the tombstones of a batch."""
-    tombstones = "tombstones_local" if db.cluster else "tombstones"
-    for table in _TABLES:
-        deleted = f"trace_id IN (SELECT trace_id FROM {tombstones} WHERE batch = {{batch:String}})"
-        if table in ("traces", "spans") and db.cluster is None:
-            _drop_parts(db, table, deleted, {"batch": batch})
-        _delete(db, table, deleted, {"batch": batch})
-
-
 def complete_deletions(db: Database, age_s: int = 60) -> int:
     """Remove the rows of traces that were deleted in the last day, but not just now. Return the number of traces.
 
@@ -221,7 +214,13 @@ def prepare_pruning(db: Database, rule: Retention) -> list[Filter]:
     now_ns, cutoffs, filters = db.now(), list[int](), list[Filter]()
     if rule.max_age_ns is not None:
         cutoffs.append(now_ns - rule.max_age_ns)
-        filters += _find_future_traces(db, rule, now_ns)
+        sql = (
+            "SELECT trace_id FROM traces FINAL WHERE start_ns > {tomorrow:Int64} AND toInt64(change) < {before:Int64}"
+            " AND {project:String} IN ('', project) LIMIT 5000"
+        )
+        values = {"tomorrow": now_ns + DAY_NS, "before": now_ns - rule.max_age_ns, "project": rule.project or ""}
+        if future := db.query(sql, values):
+            filters.append(Filter(trace_ids=tuple(row[0] for row in future)))
     if rule.max_bytes is not None:
         cutoffs.append(_find_cutoff_by_size(db, rule.project, rule.max_bytes))
     if not cutoffs:
@@ -234,16 +233,6 @@ def prepare_pruning(db: Database, rule: Retention) -> list[Filter]:
     _delete(db, "open_runs", f"start_ns < {{before:Int64}} AND {of_project}", expired)
     _delete(db, "amendments", f"toInt64(number) < {{before:Int64}} AND applied = 0 AND {of_project}", expired)
     return [Filter(project=rule.project, until_ns=before), *filters]
-
-
-def _find_future_traces(db: Database, rule: Retention, now_ns: int) -> list[Filter]:
-    sql = (
-        "SELECT trace_id FROM traces FINAL WHERE start_ns > {tomorrow:Int64} AND toInt64(change) < {before:Int64}"
-        " AND {project:String} IN ('', project) LIMIT 5000"
-    )
-    before = now_ns - (rule.max_age_ns or 0)
-    found = db.query(sql, {"tomorrow": now_ns + DAY_NS, "before": before, "project": rule.project or ""})
-    return [Filter(trace_ids=tuple(row[0] for row in found))] if found else []
 
 
 def _find_cutoff_by_size(db: Database, project: str | None, max_bytes: int) -> int:

@@ -76,13 +76,10 @@ class FeedbackWriter:
     def _read_stored(self, rows: Iterable[FeedbackRow], given: Collection[str]) -> dict[str, FeedbackRow]:
         """Return the stored feedback with the ids of rows. Ids in `given` may be stored for another target."""
         known = [row for row in rows if row.id not in given]
-        of_target = "trace_id IN {traces:Array(String)} AND id IN {ids:Array(String)}"
-        traces = list({row.trace_id for row in known})
-        found = (
-            self._db.query(f"{_SELECT} WHERE {of_target}", {"traces": traces, "ids": [row.id for row in known]})
-            if known
-            else []
-        )
+        keys = {_get_key(row) for row in known}
+        where = "(trace_id, session_id, experiment_id) IN {keys:Array(Tuple(String, String, String))}"
+        values = {"keys": list(keys), "ids": [row.id for row in known]}
+        found = self._db.query(f"{_SELECT} WHERE {where} AND id IN {{ids:Array(String)}}", values) if known else []
         return {row.id: row for row in map(decode_row, [*found, *self._select_ids(given)])}
 
     def _select_ids(self, ids: Collection[str]) -> Sequence[Sequence[object]]:
@@ -90,7 +87,7 @@ class FeedbackWriter:
 
     def _read_of_rules(self, rows: Iterable[FeedbackRow]) -> list[FeedbackRow]:
         """Return the feedback of rules on the targets of rows, in any version."""
-        keys = {(row.trace_id, row.session_id, row.experiment_id) for row in rows}
+        keys = set(map(_get_key, rows))
         where = "(trace_id, session_id, experiment_id) IN {keys:Array(Tuple(String, String, String))} AND rule <> ''"
         return [decode_row(row) for row in self._db.query(f"{_SELECT} WHERE {where}", {"keys": list(keys)})]
 
@@ -133,16 +130,26 @@ class FeedbackWriter:
         written, replaced, judged = list[Feedback](), dict[str, FeedbackRow](), set[str | None]()
         accepted = list[bool]()
         for new in verdicts:
-            own = [row for row in stored if row.rule == new.rule and _is_target(row, new)]
+            target = new.target
+            ids = target.trace_id or "", target.session_id or ""
+            # a session without a project may be that of any, so feedback on it is replaced, too
+            projects = (target.project, None)
+            of_rule = [row for row in stored if row.rule == new.rule and row.project in projects]
+            own = [row for row in of_rule if (row.trace_id, row.session_id) == ids]
             before = find_replaced(new, list(map(_get_rule_fields, own))) if new.target.trace_id in present else None
             accepted.append(before is not None)
             if before is None:  # no feedback links to the judgements of a refused entry
                 judged |= {feedback.judge_trace_id for feedback in new.feedback}
                 continue
-            of_set = [_assign_lease(feedback, new) for feedback in new.feedback]
+            of_set = [
+                feedback
+                if (feedback.rule, feedback.claim) == (new.rule, new.claim)
+                else replace(feedback, rule=new.rule, claim=new.claim, id="")
+                for feedback in new.feedback
+            ]
             written += of_set
-            ids = {row.id for row in before} - {feedback.id for feedback in of_set}
-            replaced |= {row.id: row._replace(claim=new.claim) for row in own if row.id in ids}
+            outdated = {row.id for row in before} - {feedback.id for feedback in of_set}
+            replaced |= {row.id: row._replace(claim=new.claim) for row in own if row.id in outdated}
         self.write(written)
         self._insert([], list(replaced.values()))
         judged |= {row.judge_trace_id for row in replaced.values()}
@@ -198,20 +205,6 @@ def _find_outdated(rows: Sequence[FeedbackRow], others: Sequence[FeedbackRow] = 
 
 def _get_key(row: FeedbackRow) -> tuple[str, str, str]:
     return row.trace_id, row.session_id, row.experiment_id
-
-
-def _is_target(row: FeedbackRow, new: TargetFeedback) -> bool:
-    target = new.target
-    # a session without a project may be that of any, so feedback on it is replaced, too
-    return (row.trace_id, row.session_id) == (target.trace_id or "", target.session_id or "") and (
-        row.project in (target.project, None)
-    )
-
-
-def _assign_lease(feedback: Feedback, new: TargetFeedback) -> Feedback:
-    if (feedback.rule, feedback.claim) == (new.rule, new.claim):
-        return feedback
-    return replace(feedback, rule=new.rule, claim=new.claim, id="")
 
 
 # Forwarding of feedback to other collectors. The rows of `feedback` are the queue, in the order of `number`.

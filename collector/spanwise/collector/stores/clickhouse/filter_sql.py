@@ -16,7 +16,7 @@ from spanwise.collector.filters import (
     metadata_text,
     refuse_dataset,
 )
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
+from spanwise.collector.stores.clickhouse.connection import QueryParameters
 from spanwise.collector.stores.clickhouse.text_search import compile_text
 
 MAX_LISTED = 256  # names, kinds and models of a summary; if it has as many, there may be others in the spans
@@ -71,7 +71,10 @@ def _has_or_in_spans(column: str, of_spans: str) -> Compiler:
 
     def compile_value(value: Any, parameters: QueryParameters) -> Conditions:
         text = parameters.text(value)
-        in_spans = f"t.trace_id IN (SELECT trace_id FROM spans FINAL WHERE {of_spans} = {text})"
+        full = f"SELECT trace_id FROM traces WHERE span_count >= {MAX_LISTED}"  # few, and older versions do not matter
+        in_spans = (
+            f"t.trace_id IN (SELECT trace_id FROM spans FINAL WHERE trace_id IN ({full}) AND {of_spans} = {text})"
+        )
         return [f"(has({column}, {text}) OR (length({column}) >= {MAX_LISTED} AND {in_spans}))"]
 
     return compile_value

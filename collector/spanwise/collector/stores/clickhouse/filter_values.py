@@ -9,6 +9,7 @@ from spanwise.collector.errors import NotFound
 from spanwise.collector.filter_evaluation import (
     KeyFeedback,
     TraceCondition,
+    TraceValues,
     evaluate,
     explain,
     required_values,
@@ -16,9 +17,8 @@ from spanwise.collector.filter_evaluation import (
 )
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import ConditionResult
-from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, MAX_LISTED, TRACES
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.clickhouse.text_search import compile_text
 from spanwise.collector.stores.table_rows import loads
 
@@ -29,34 +29,13 @@ SETTLE_NS = 1_000_000_000
 Rows: TypeAlias = list[list[Any]]
 Results: TypeAlias = tuple[bool | None, ...]
 
-# SQL of the values of a trace. The results of those in `_ADDED` are completed by `_ValueReader`
+# SQL of the values of a trace. `_ValueReader` completes some of the results
 _COLUMNS: Mapping[str, str] = {
-    "trace_id": "t.trace_id",
-    "project": "t.project",
-    "environment": "t.environment",
-    "experiment_id": "t.experiment_id",
-    "example_id": "t.example_id",
-    "session_id": "t.session_id",
-    "user_id": "t.user_id",
-    "name": "t.name",
-    "kind": "t.kind",
-    "status": "t.status",
-    "start_ns": "t.start_ns",
-    "end_ns": "t.end_ns",
-    "input_tokens": "t.input_tokens",
-    "output_tokens": "t.output_tokens",
-    "cost": "t.cost",
+    **{name: f"t.{name}" for name in TraceValues.__annotations__},
     "complete": COMPLETE_SQL,
-    "tags": "t.tags",
     "metadata": "t.metadata_json",
-    "names": "t.names",
-    "kinds": "t.kinds",
     "models": "mapKeys(t.models)",
-    "prompts": "t.prompts",
-    "agents": "t.agents",
-    "finish_reasons": "t.finish_reasons",
     "version": "t.service_version",
-    "time_to_first_token_ms": "t.time_to_first_token_ms",
     "errors": "t.error_count",
     "feedback": "NULL",
     "texts": "toInt64(t.change)",

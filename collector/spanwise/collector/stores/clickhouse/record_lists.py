@@ -19,7 +19,7 @@ from spanwise.collector.filters import (
 )
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
 from spanwise.collector.stores.backends import RuleScore, ScoreQuery
-from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import (
     SLOT_COLUMNS,
@@ -28,7 +28,6 @@ from spanwise.collector.stores.clickhouse.filter_sql import (
     compile_filter,
     newest_feedback,
 )
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.table_rows import parse_text_cursor
 from spanwise.collector.stores.weighted_sums import METADATA_PREFIX, check_grouping
 
@@ -117,12 +116,13 @@ class SortedSet(NamedTuple):
 
 def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> SortedSet:
     """Return the set of the traces that pass now. `unlimited`: all of them can be sorted, and are not counted."""
-    [[upto]] = db.query("SELECT max(number) FROM traces")
+    upto_sql = "(SELECT max(number) FROM traces)"
     if unlimited:
+        [[upto]] = db.query(f"SELECT {upto_sql}")
         return SortedSet(upto, None, 0)
     parameters, limit = QueryParameters(), filters.MAX_SORTED
     from_where = f"FROM {TRACES} WHERE {compile_filter(filter, parameters)}"
-    [[count]] = db.query(f"SELECT count() {from_where}", parameters)
+    [[upto, count]] = db.query(f"SELECT {upto_sql}, count() {from_where}", parameters)
     if count <= limit:
         return SortedSet(upto, None, count)
     last = f"SELECT t.start_ns {from_where} ORDER BY t.start_ns DESC LIMIT 1 OFFSET {parameters.integer(limit - 1)}"
@@ -243,18 +243,8 @@ def list_sessions(
 
 
 def _make_session(row: Sequence[Any]) -> SessionSummary:
-    return SessionSummary(
-        session_id=row[0],
-        project=row[1],
-        user_id=row[2],
-        traces=row[3],
-        errors=row[4],
-        start_ns=row[5],
-        end_ns=row[6],
-        input_tokens=row[7],
-        output_tokens=row[8],
-        cost=row[9],
-    )
+    """Return the summary of a row of `_SESSION_FIELDS`, which are in the order of its fields."""
+    return SessionSummary(**dict(zip(SessionSummary.__slots__, row, strict=False)))
 
 
 # Distinct values of a field, for filter menus

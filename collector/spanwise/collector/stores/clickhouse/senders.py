@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from spanwise.collector.records import OpenRun, Process, ProcessReport
-from spanwise.collector.stores.clickhouse.connection import Database
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
+from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters
 from spanwise.collector.stores.clickhouse.span_rows import SpanRow
 from spanwise.collector.stores.run_codec import Fact
 from spanwise.collector.stores.side_records import (

@@ -117,7 +117,11 @@ def make_span_columns(
         "day": days,
         "keep_days": keep_days,
         "start_ns": fields["start_ns"],
-        "duration_ns": [_wrap(end - start) for start, end in zip(fields["start_ns"], fields["end_ns"], strict=True)],
+        # a difference of two 64-bit integers overflows as the engine's addition does
+        "duration_ns": [
+            (end - start + 2**63) % 2**64 - 2**63
+            for start, end in zip(fields["start_ns"], fields["end_ns"], strict=True)
+        ],
         "project": fields["project"],
         "environment": fields["environment"],
         "response_id": [id or "" for id in fields["response_id"]],
@@ -127,11 +131,6 @@ def make_span_columns(
         "payload": [row.payload for row in rows],
         "words": [row.words for row in rows],
     }
-
-
-def _wrap(number: int) -> int:
-    """Return a difference of two 64-bit integers as a 64-bit integer; the engine adds with the same overflow."""
-    return (number + 2**63) % 2**64 - 2**63
 
 
 def read_service_version(resource: Mapping[str, JSON]) -> str | None:

@@ -193,7 +193,12 @@ class SpanWriter:
         large = {id for id in trace_ids if id in stored and stored[id].span_count > LARGE_TRACE_SPANS}
         if postpone:
             recent = {id for id in large if version - stored[id].change < LARGE_TRACE_SECONDS * 1e9}
-            self._postpone(sorted(recent))
+            marks: dict[str, Sequence[Any]] = {
+                "trace_id": sorted(recent),
+                "is_done": [0] * len(recent),
+                "floor": [version] * len(recent),
+            }
+            self._db.insert("pending_summaries", marks)  # the summaries must be written, by any collector
             trace_ids, large, forced = [id for id in trace_ids if id not in recent], large - recent, forced - recent
         sums = self._sum_versions([id for id in trace_ids if id not in large and id not in forced])
         summaries: dict[str, Summary] = {}
@@ -227,11 +232,6 @@ class SpanWriter:
         """
         sql = f"SELECT trace_id, {CHECKSUM} FROM spans WHERE trace_id IN {{ids:Array(String)}} GROUP BY trace_id"
         return dict(self._db.query(sql, {"ids": list(trace_ids)})) if trace_ids else {}
-
-    def _postpone(self, trace_ids: Sequence[str]) -> None:
-        """Record that the summaries of large traces must be written, by any collector."""
-        floors, states = [self._db.floor()] * len(trace_ids), [0] * len(trace_ids)
-        self._db.insert("pending_summaries", {"trace_id": trace_ids, "is_done": states, "floor": floors})
 
     def write_postponed(self) -> None:
         """Write the summaries of large traces that were postponed `LARGE_TRACE_SECONDS` ago."""

@@ -13,10 +13,9 @@ from typing import Any
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Page, Run
-from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES, VISIBLE_SQL, compile_filter
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.clickhouse.record_lists import read_newest_feedback, select_feedback
 from spanwise.collector.stores.clickhouse.span_rows import RUN_COLUMNS, decode_run
 from spanwise.collector.stores.clickhouse.trace_queries import (
@@ -74,7 +73,7 @@ _TRACE_COLUMNS = (
 
 
 def _read_trace_records(db: Connection, filter: Filter, limit: int, cursor: str | None) -> Page[TraceRecord]:
-    fetched, next = select_traces(db, filter, _TRACE_COLUMNS, limit, cursor, start=1)
+    fetched, next = select_traces(db, filter, _TRACE_COLUMNS, limit, cursor)
     sizes = {trace_id: size for trace_id, _, size in select_spans(db, "size", [(row[0], row[2]) for row in fetched])}
     rows, next = _cut(fetched, _count_fitting([sizes.get(row[0], 0) for row in fetched], PAGE_BYTES), next)
     contents = read_roots(db, [RootRow(row[0], row[2], row[13], row[3]) for row in rows], lambda value: value)
@@ -106,7 +105,7 @@ def _read_runs(db: Connection, filter: Filter, limit: int, cursor: str | None, *
         where = f"t.trace_id = {parameters.text(trace_id)} AND t.span_count > 0"
         if found := db.query(f"SELECT {_RUN_PLACE} FROM {TRACES} WHERE {where}", parameters):
             return _read_large_trace(db, found[0], limit, inside, only_documents)
-    fetched, next = select_traces(db, filter, _RUN_PLACE, min(limit, MAX_TRACES), after, start=1)
+    fetched, next = select_traces(db, filter, _RUN_PLACE, min(limit, MAX_TRACES), after)
     if fetched and (fetched[0][3] > limit or fetched[0][4] > PAGE_BYTES):
         return _read_large_trace(db, fetched[0], limit, None, only_documents)
     by_count, by_size = ([row[place] for row in fetched] for place in (3, 4))
@@ -183,7 +182,7 @@ _RESULT_COLUMNS = (
 def _read_results(db: Connection, filter: Filter, limit: int, cursor: str | None) -> Page[ResultRecord]:
     """Return the results of a tenth of `limit` traces, because a trace may have several keys."""
     traces, where = max(1, limit // 10), "t.experiment_id IS NOT NULL"
-    rows, next = select_traces(db, filter, _RESULT_COLUMNS, traces, cursor, start=1, where=where)
+    rows, next = select_traces(db, filter, _RESULT_COLUMNS, traces, cursor, where=where)
     newest: dict[str, list[Feedback]] = {}
     parameters = QueryParameters()
     sql = (

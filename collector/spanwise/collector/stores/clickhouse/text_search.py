@@ -24,7 +24,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
+from spanwise.collector.stores.clickhouse.connection import QueryParameters
 from spanwise.collector.stores.search_terms import IndexTerm, check_terms, compile_terms, split_cjk
 
 WORD_START = "W"  # a capital letter, which no folded word contains

@@ -9,7 +9,7 @@ from typing import Any
 from spanwise.collector.records import JSON, normalize_feedback
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.clickhouse import schema
-from spanwise.collector.stores.clickhouse.connection import Database, get_day
+from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters, get_day
 from spanwise.collector.stores.clickhouse.feedback_rows import (
     FEEDBACK_COLUMNS,
     FeedbackRow,
@@ -17,7 +17,6 @@ from spanwise.collector.stores.clickhouse.feedback_rows import (
     encode_feedback,
     make_feedback_columns,
 )
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.clickhouse.span_rows import (
     RUN_COLUMNS,
     SpanRow,

@@ -7,16 +7,16 @@ tens of milliseconds. All rows of a trace are found by primary key.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from spanwise.collector.errors import NotFound, TooLarge
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores.clickhouse import record_lists
-from spanwise.collector.stores.clickhouse.connection import Connection
+from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES, compile_filter
-from spanwise.collector.stores.clickhouse.query_parameters import QueryParameters
 from spanwise.collector.stores.clickhouse.span_rows import RUN_COLUMNS, decode_run
 from spanwise.collector.stores.store_interfaces import LazyTrace
 from spanwise.collector.stores.table_rows import loads, parse_text_cursor
@@ -37,11 +37,18 @@ T = TypeVar("T")
 
 # Lists of summaries
 
-_SUMMARY_COLUMNS = (
-    "t.trace_id, t.name, t.kind, t.start_ns, t.end_ns, t.status, t.error, t.project, t.environment, t.span_count,"
-    " t.error_count, t.input_tokens, t.output_tokens, t.cost, t.session_id, t.user_id, t.tags, t.experiment_id,"
-    f" t.example_id, t.repetition, {COMPLETE_SQL}, t.dropped, t.calls_sent, t.prompts, t.agents, t.finish_reasons,"
-    " t.time_to_first_token_ms, countEqual((SELECT groupArray(trace_id) FROM open_runs FINAL), t.trace_id), t.root"
+# Fields of `TraceSummary` that are columns, and the expressions of the others, in the order of `_make_summary`
+_SUMMARY_FIELDS = (
+    *("trace_id", "name", "kind", "start_ns", "status", "error", "project", "environment", "span_count", "error_count"),
+    *("input_tokens", "output_tokens", "cost", "session_id", "user_id", "experiment_id", "example_id", "repetition"),
+    *("dropped", "calls_sent", "time_to_first_token_ms"),
+)
+_SUMMARY_COLUMNS = ", ".join(
+    (
+        *(f"t.{name}" for name in _SUMMARY_FIELDS),
+        *("t.end_ns", COMPLETE_SQL, "t.tags", "t.agents", "t.finish_reasons", "t.prompts", "t.root"),
+        "countEqual((SELECT groupArray(trace_id) FROM open_runs FINAL), t.trace_id)",
+    )
 )
 
 
@@ -51,23 +58,20 @@ def list_traces(
     """Return one page of summaries, latest start first or in another order (see `record_lists`)."""
     if sort:
         page = record_lists.list_sorted_traces(db, filter, sort, limit, cursor)
-        parameters = QueryParameters()
-        sql = f"SELECT {_SUMMARY_COLUMNS} FROM {TRACES} WHERE t.trace_id IN {parameters.texts(page.ids)}"
-        found = {row[0]: row for row in db.query(sql, parameters)} if page.ids else {}
-        rows, next, newest = [found[id] for id in page.ids if id in found], page.next, page.newest
+        rows, next, newest = read_in_order(db, _SUMMARY_COLUMNS, page.ids), page.next, page.newest
     else:
-        rows, next = select_traces(db, filter, _SUMMARY_COLUMNS, limit, cursor, start=3)
+        rows, next = select_traces(db, filter, _SUMMARY_COLUMNS, limit, cursor)
         newest = None
     return Page(items=tuple(_make_summaries(db, rows)), next=next, newest=newest)
 
 
 def select_traces(
-    db: Connection, filter: Filter, columns: str, limit: int, cursor: str | None, *, start: int, where: str = "1"
+    db: Connection, filter: Filter, columns: str, limit: int, cursor: str | None, *, where: str = "1"
 ) -> tuple[list[Any], str | None]:
     """Return rows of the traces that pass, latest start first, and the cursor of the next page.
 
-    The first column is `t.trace_id`, and `start` is the position of `t.start_ns`. Raise `Refused` for an invalid
-    cursor.
+    The first column is `t.trace_id`. The traces are found first, and their rows read then, because a query with `FINAL`
+    reads all of its columns of all traces. Raise `Refused` for an invalid cursor.
     """
     parameters = QueryParameters()
     condition = f"{compile_filter(filter, parameters)} AND {where}"
@@ -75,57 +79,47 @@ def select_traces(
         start_ns, trace_id = parse_text_cursor(cursor)
         condition += f" AND (t.start_ns, t.trace_id) < ({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
     order = f"ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(limit + 1)}"
-    rows = db.query(f"SELECT {columns} FROM {TRACES} WHERE {condition} {order}", parameters)
-    if len(rows) <= limit:
-        return rows, None
-    rows = rows[:limit]
-    return rows, f"{rows[-1][start]}.{rows[-1][0]}"
+    found = db.query(f"SELECT t.trace_id, t.start_ns FROM {TRACES} WHERE {condition} {order}", parameters)
+    next = f"{found[limit - 1][1]}.{found[limit - 1][0]}" if len(found) > limit else None
+    return read_in_order(db, columns, [trace_id for trace_id, _ in found[:limit]]), next
+
+
+def read_in_order(db: Connection, columns: str, trace_ids: Sequence[str]) -> list[Any]:
+    """Return the rows of traces in the order requested. The first column is `t.trace_id`."""
+    if not trace_ids:
+        return []
+    parameters = QueryParameters()
+    sql = f"SELECT {columns} FROM {TRACES} WHERE t.trace_id IN {parameters.texts(trace_ids)}"
+    rows = {row[0]: row for row in db.query(sql, parameters)}
+    return [rows[trace_id] for trace_id in trace_ids if trace_id in rows]  # some may just have been deleted
 
 
 def _make_summaries(db: Connection, rows: Sequence[Any]) -> list[TraceSummary]:
     if not rows:
         return []
     ids = [row[0] for row in rows]
-    roots = read_roots(db, [RootRow(row[0], row[-1], row[5], row[9]) for row in rows], make_preview)
+    roots = read_roots(db, [RootRow(row[0], row[-2], row[4], row[8]) for row in rows], make_preview)
     newest = record_lists.read_newest_feedback(db, ids)
-    return [_make_summary(row, roots, newest.get(row[0], {})) for row in rows]
+    return [_make_summary(row, roots.get(row[0], ("", "", ())), newest.get(row[0], {})) for row in rows]
 
 
 def _make_summary(
     row: Sequence[Any],
-    roots: Mapping[str, tuple[str, str, tuple[str, ...]]],
+    root: tuple[str, str, tuple[str, ...]],
     newest: Mapping[str, record_lists.NewestFeedback],
 ) -> TraceSummary:
-    inputs, outputs, derived = roots.get(row[0], ("", "", ()))
+    fields = dict(zip(_SUMMARY_FIELDS, row, strict=False))
+    end_ns, complete, tags, agents, finish_reasons, prompts, _, running = row[len(_SUMMARY_FIELDS) :]
+    inputs, outputs, derived = root
     return TraceSummary(
-        trace_id=row[0],
-        name=row[1],
-        kind=row[2],
-        start_ns=row[3],
-        duration_ns=max(0, row[4] - row[3]),
-        status=row[5],
-        error=row[6],
-        project=row[7],
-        environment=row[8],
-        span_count=row[9],
-        error_count=row[10],
-        input_tokens=row[11],
-        output_tokens=row[12],
-        cost=row[13],
-        session_id=row[14],
-        user_id=row[15],
-        tags=tuple(row[16]),
-        experiment_id=row[17],
-        example_id=row[18],
-        repetition=row[19],
-        complete=bool(row[20]),
-        dropped=row[21],
-        calls_sent=row[22],
-        running=row[27],
-        prompts={name: tuple(version or None for version in versions) for name, versions in row[23].items()},
-        agents=tuple(row[24]),
-        finish_reasons=tuple(row[25]),
-        time_to_first_token_ms=row[26],
+        **fields,
+        duration_ns=max(0, end_ns - fields["start_ns"]),
+        complete=bool(complete),
+        tags=tuple(tags),
+        agents=tuple(agents),
+        finish_reasons=tuple(finish_reasons),
+        prompts={name: tuple(version or None for version in versions) for name, versions in prompts.items()},
+        running=running,
         inputs=inputs,
         outputs=outputs,
         derived=derived,
@@ -328,15 +322,19 @@ def read_lazily(db: Connection, trace_ids: Sequence[str]) -> Sequence[Trace | La
             f"the traces have {size:,} bytes of runs, and a response at most {MAX_ANSWER_BYTES:,}; request fewer traces"
             " at once, or the runs of one trace page by page"
         )
-    rows = read_rows(db, headers)
-    return [_make_lazy_trace(db, header, rows[trace_id]) for trace_id, header in headers.items() if rows[trace_id]]
+    traces = []
+    for trace_id, rows in read_rows(db, headers).items():
+        root_row = next((row for row in rows if row[1] == headers[trace_id].root), None)
+        if root_row is not None:  # else it was deleted between the queries
+            root = complete_stored_root(db, _decode(root_row), len(rows))
+            read = partial(_read_decoded, root_row, root)
+            traces.append(LazyTrace(root, rows, [row[2] + ROW_BYTES for row in rows], read, *headers[trace_id].rest))
+    return traces
 
 
-def _make_lazy_trace(db: Connection, header: TraceHeader, rows: Sequence[Any]) -> LazyTrace:
-    root_row = next((row for row in rows if row[1] == header.root), rows[0])
-    root = complete_stored_root(db, _decode(root_row), len(rows))
-    sizes = [row[2] + ROW_BYTES for row in rows]
-    return LazyTrace(root, rows, sizes, lambda row: root if row is root_row else _decode(row), *header.rest)
+def _read_decoded(root_row: Sequence[Any], root: Run, row: Sequence[Any]) -> Run:
+    """Return the run of a row. That of the root is decoded already, with derived values."""
+    return root if row is root_row else _decode(row)
 
 
 def complete_stored_root(db: Connection, root: Run, runs: int) -> Run:

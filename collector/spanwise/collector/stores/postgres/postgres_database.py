@@ -20,7 +20,7 @@ from spanwise.collector.stores.postgres.schema_migrations import migrate
 
 T = TypeVar("T")
 BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-BEGIN_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+BEGIN_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"
 MAX_ATTEMPTS = 6  # runs of a write that conflicts with others, or whose connection is lost
 PAUSE_SECONDS = 0.02  # longest pause before the second attempt; doubles with each
 FULL_MEMORY_S = 300.0

@@ -12,14 +12,21 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
-from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket
+from spanwise.collector.stores.bucket_totals import (
+    FIRST_TOKEN_RANGES_MS,
+    MAX_BUCKETS,
+    BucketKey,
+    TooManyBuckets,
+    check_arguments,
+    get_place_order,
+    make_range_sql,
+)
 from spanwise.collector.stores.sqlite.query.filter_sql import (
     VERSION_SQL,
     QueryPlan,
@@ -53,7 +60,6 @@ from spanwise.collector.stores.sqlite.rollups.sealed_rollups import (
 )
 from spanwise.collector.stores.table_rows import INT_MAX, dumps
 
-BucketKey: TypeAlias = tuple[int, str | None]  # start of a bucket, group
 TimeRange: TypeAlias = tuple[int | None, int | None]  # since, until
 ALL_TIME: TimeRange = (None, None)
 
@@ -257,21 +263,8 @@ def join_ranges(ranges: Sequence[TimeRange]) -> Iterator[TimeRange]:
 
 
 MAX_EXACT_TRACES = 10_000  # percentiles are exact if an answer can be computed from at most this many traces
-MAX_NEWEST = 100_000  # limit of `newest`, because the ids are held in memory
 DEFAULT_NEWEST = 10_000  # default number of traces read one by one; takes a tenth of a second
-MAX_BUCKETS = 10_000  # limit of an answer (2 KB per bucket); with narrow buckets, there could be one for each trace
 ALL_TRACES: Final = "all"
-
-# Limits of the groups by time to the first token, in milliseconds
-FIRST_TOKEN_RANGES_MS = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
-
-
-def make_range_sql(column: str, limits: Sequence[int]) -> str:
-    """Return SQL for the range of a number, such as `100 to 200`; NULL if the column is NULL."""
-    names = [f"< {limits[0]}", *(f"{low} to {high}" for low, high in pairwise(limits)), f">= {limits[-1]}"]
-    cases = [f"WHEN {column} < {limit} THEN '{name}'" for limit, name in zip(limits, names, strict=False)]
-    return f"CASE WHEN {column} IS NULL THEN NULL {' '.join(cases)} ELSE '{names[-1]}' END"
-
 
 _ROW_GROUPS = {
     "project": "t.project",
@@ -339,13 +332,8 @@ def compute_buckets(
 
     Raises `Refused` for an invalid argument, and for more than `MAX_BUCKETS` buckets.
     """
-    if bucket_ns is not None and bucket_ns <= 0:
-        raise Refused(f"bucket_ns must be a positive number of nanoseconds, got {bucket_ns!r}")
-    if group_by is not None and group_by not in _ROW_GROUPS:
-        raise Refused(f"cannot group by {group_by!r}; use one of {', '.join(_ROW_GROUPS)}")
+    check_arguments(bucket_ns, group_by, _ROW_GROUPS, newest)
     most = DEFAULT_NEWEST if newest is None else newest
-    if most != ALL_TRACES and not 1 <= most <= MAX_NEWEST:
-        raise Refused(f"newest must be 1 to {MAX_NEWEST:,} or 'all', got {newest!r}")
     if group_by == "experiment" and not filter.experiment:  # the filter names no experiment
         # Rollups answer for traces of no experiment, rows for the others
         live = plan_rollup_query(replace(filter, experiment=""), bucket_ns, None)
@@ -354,13 +342,13 @@ def compute_buckets(
         if live is not None and (most == ALL_TRACES or not db.execute(more, (*others.values, most)).fetchone()):
             buckets = _Aggregation(db, filter, live.bucket_ns, "experiment", plan_experiments).buckets(None)
             buckets += _Aggregation(db, live.filter, live.bucket_ns, None).buckets(live)
-            buckets.sort(key=lambda bucket: _group_order(bucket.group))
+            buckets.sort(key=lambda bucket: get_place_order((0, bucket.group)))
             return sorted(buckets, key=lambda bucket: bucket.start_ns) if live.bucket_ns else buckets
     if most != ALL_TRACES and count_uncovered_traces(db, filter, bucket_ns, group_by, most) > most:
         return _aggregate_newest(db, filter, bucket_ns, group_by, most)
     try:
         return _Aggregation(db, filter, bucket_ns, group_by).buckets(plan_rollup_query(filter, bucket_ns, group_by))
-    except _TooManyBuckets:
+    except TooManyBuckets:
         if newest is None or newest == ALL_TRACES:
             raise
         return _aggregate_newest(db, filter, bucket_ns, group_by, newest)
@@ -398,19 +386,9 @@ def list_scored_traces(
     return _Aggregation(db, filter, bucket_ns, group_by, plan).scored_traces()
 
 
-class _TooManyBuckets(Refused):
-    """More buckets than one answer may have."""
-
-
 def _check_bucket_count(count: int) -> None:
     if count > MAX_BUCKETS:
-        remedy = "use wider buckets, a shorter time range, no groups, or only the `newest` traces"
-        raise _TooManyBuckets(f"more than {MAX_BUCKETS:,} buckets in one answer: {remedy}")
-
-
-def _group_order(group: str | None) -> tuple[bool, str]:
-    """Return the sort key of a group."""
-    return group is not None, group or ""
+        raise TooManyBuckets(MAX_BUCKETS)
 
 
 class _Aggregation:
@@ -449,7 +427,7 @@ class _Aggregation:
                     for hour, order in ((total.first, "ASC"), (total.last, "DESC")):
                         if hour is not None:
                             total.starts.append(self._find_start(group, hour, order))
-        places = sorted([*self._totals, *self._complete], key=lambda place: (place[0], *_group_order(place[1])))
+        places = sorted([*self._totals, *self._complete], key=get_place_order)
         return [self._bucket(place) for place in places]
 
     def scored_traces(self) -> Iterator[tuple[int, str | None, int]]:
@@ -457,7 +435,7 @@ class _Aggregation:
         return self._run(_ROW_SCORED, self._plan(self._filter))
 
     def _totals_of(self, place: BucketKey) -> BucketTotals:
-        """Return the totals of a bucket; create them if missing. Raises `_TooManyBuckets`."""
+        """Return the totals of a bucket; create them if missing. Raises `TooManyBuckets`."""
         total = self._totals.get(place)
         if total is None:
             _check_bucket_count(len(self._totals) + len(self._complete) + 1)
@@ -567,24 +545,4 @@ class _Aggregation:
     def _bucket(self, place: BucketKey) -> Bucket:
         if place in self._complete:
             return self._complete[place].bucket()
-        total, start, width = self._totals[place], place[0], self._bucket_ns
-        if width is None:
-            since, until = self._filter.since_ns, self._filter.until_ns
-            start = since if since is not None else min(total.starts)
-            width = (until if until is not None else max(total.starts) + 1) - start
-        p50_ms, p95_ms, p99_ms, latency_error = total.percentiles_ms()
-        return Bucket(
-            start_ns=start,
-            width_ns=width,
-            group=place[1],
-            traces=total.traces,
-            errors=total.errors,
-            p50_ms=p50_ms,
-            p95_ms=p95_ms,
-            p99_ms=p99_ms,
-            latency_error=latency_error,
-            input_tokens=int(total.input_tokens),
-            output_tokens=int(total.output_tokens),
-            cost=total.cost,
-            feedback=total.stats(),
-        )
+        return self._totals[place].bucket(place, self._filter, self._bucket_ns)

@@ -200,8 +200,7 @@ CHECKS_JUDGE_SQL = (
     "(f.source = 'human' AND EXISTS (SELECT 1 FROM feedback j INDEXED BY feedback_by_trace"
     " WHERE j.trace = f.trace AND j.key = f.key AND j.source = 'model'))"
 )
-# Feedback on documents is counted apart from feedback on traces and spans: its key has this suffix in all tables
-DOCUMENT_SUFFIX = "\x1fdocument"
+# Feedback on documents has the suffix `bucket_totals.DOCUMENT_SUFFIX`
 COUNTED_KEY_SQL = "CASE WHEN f.document IS NULL THEN f.key ELSE f.key || char(31) || 'document' END"
 COUNTED_FEEDBACK_SQL = f"f.standing >= 1 AND NOT {CHECKS_JUDGE_SQL}"
 _SELECT_ALL_FEEDBACK = (

@@ -9,7 +9,6 @@ those of its hours, added up.
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf, isclose
@@ -18,12 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import msgpack
 
-from spanwise.collector.records import Bucket, FeedbackStats
-from spanwise.collector.statistics import Tally, percentile
+from spanwise.collector.records import Bucket
+from spanwise.collector.stores import bucket_totals
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
     ALL_MODELS,
     DAY_NS,
-    DOCUMENT_SUFFIX,
     HOUR_NS,
     MAX_HOUR_ROWS,
     RELATIVE_ERROR,
@@ -37,98 +35,34 @@ from spanwise.collector.stores.table_rows import insert_many, loads
 from spanwise.collector.stores.trace_summary import MAX_LISTED
 
 
-class BucketTotals:
-    """Counts, latencies and feedback of a bucket while it is computed.
+class BucketTotals(bucket_totals.BucketTotals):
+    """Totals of a bucket with parts from rollups.
 
     `first` and `last` are the first and the last hour whose rollups were added, None if there were none. `blobs` has
     the bins of the latencies that are not in `latencies`.
     """
 
-    __slots__ = (
-        "blobs",
-        "cost",
-        "errors",
-        "first",
-        "input_tokens",
-        "last",
-        "latencies",
-        "output_tokens",
-        "starts",
-        "tallies",
-        "traces",
-    )
+    __slots__ = ("blobs", "first", "last")
 
     def __init__(self) -> None:
-        self.traces = self.errors = 0
-        self.input_tokens = self.output_tokens = self.cost = 0.0
+        super().__init__()
         self.first: int | None = None
         self.last: int | None = None
-        self.starts: list[int] = []
-        self.latencies: list[int] = []
         self.blobs: list[bytes] = []
-        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
-
-    def add(self, traces: int, errors: int, input_tokens: float, output_tokens: float, cost: float) -> None:
-        self.traces += traces
-        self.errors += errors
-        self.input_tokens += input_tokens
-        self.output_tokens += output_tokens
-        self.cost += cost
 
     def add_hours(self, first: int, last: int) -> None:
         """Record that a part of the bucket comes from the rollups of hours `first` to `last`."""
         self.first = first if self.first is None else min(self.first, first)
         self.last = last if self.last is None else max(self.last, last)
 
-    def add_feedback(
-        self,
-        key: str,
-        label: str | None,
-        said: int,
-        n: int,
-        total: float,
-        binary: int,
-        minimum: float | None,
-        maximum: float | None,
-        failed: int,
-        skipped: int,
-    ) -> None:
-        """Add outcomes with the same key and label. `said` counts those that are neither error nor skip; `n` of them
-        have a score, and `binary` the score 0 or 1. Without any score, the extremes are None.
-        """
-        self.tallies[key].add_counts(
-            n=n,
-            total=total,
-            binary=binary,
-            minimum=inf if minimum is None else minimum,
-            maximum=-inf if maximum is None else maximum,
-            labelled=said - n,
-            labels={} if label is None else {label: said},
-            failed=failed,
-            skipped=skipped,
-        )
-
     def percentiles_ms(self) -> tuple[float, float, float, float]:
         """Return the 50th, 95th and 99th percentile of the latencies, and their relative error."""
         if not self.blobs:
-            self.latencies.sort()
-            p50, p95, p99 = (percentile(self.latencies, percent) / 1e6 for percent in (50, 95, 99))
-            return p50, p95, p99, 0.0
+            return super().percentiles_ms()
         bins = unpack_bins(self.blobs)
         bins.update(map(find_bin, self.latencies))
         p50, p95, p99 = (ns / 1e6 for ns in compute_bin_percentiles(bins, 50, 95, 99))
         return p50, p95, p99, RELATIVE_ERROR
-
-    def stats(self) -> tuple[FeedbackStats, ...]:
-        """Return the statistics of all keys, by key."""
-        return tuple(name_target(self.tallies[key].stats(key)) for key in sorted(self.tallies))
-
-
-def name_target(stats: FeedbackStats) -> FeedbackStats:
-    """Return statistics under a key of the rollups with the key of the feedback, and with its target."""
-    if not stats.key.endswith(DOCUMENT_SUFFIX):
-        return stats
-    return replace(stats, key=stats.key.removesuffix(DOCUMENT_SUFFIX), target="document")
 
 
 class Period(NamedTuple):
@@ -209,7 +143,7 @@ class SealedBucket(msgspec.Struct, array_like=True, gc=False):
     def bucket(self) -> Bucket:
         """Convert to a `Bucket`. Requires that no other totals belong to the bucket."""
         bucket = msgspec.convert(self, Bucket, from_attributes=True)
-        return replace(bucket, feedback=tuple(map(name_target, bucket.feedback)))
+        return replace(bucket, feedback=tuple(map(bucket_totals.name_target, bucket.feedback)))
 
     def add_to(self, total: BucketTotals) -> None:
         total.add(self.traces, self.errors, self.input_tokens, self.output_tokens, self.cost)
