@@ -35,7 +35,7 @@ NOT_OURS = {
     "_CostIncreased",
     "_IntegerTooLarge",
     "_RequestTooLarge",
-    "_TooManyBuckets",
+    "TooManyBuckets",
 }  # internal signals, or pytest's to show
 
 
