@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import date, timedelta
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -105,8 +106,6 @@ class CopyState:
     target: str
     after: int = 0  # number of the last trace that was copied
     feedback: str | None = None  # cursor of the last feedback that was copied
-    has_traces: bool = False  # all traces were copied
-    has_feedback: bool = False
 
     def save(self, path: Path) -> None:
         """Write the file so that a crash leaves either the old or the new content."""
@@ -191,7 +190,7 @@ def _day(contents: Contents, time_ns: int, spans: int) -> Totals:
     """Return the totals of a day; those of traces without runs have no day."""
     if not spans:
         return Totals()
-    name = str(time_ns // DAY_NS)
+    name = str(date(1970, 1, 1) + timedelta(time_ns // DAY_NS))
     return contents.days.setdefault(name, Totals())
 
 

@@ -104,7 +104,11 @@ class _ValueReader:
             for row in rows:
                 row[at] = {prompt: [version or None for version in versions] for prompt, versions in row[at].items()}
         elif name == "errors":
-            self._add_errors(rows, at)
+            is_failed = "(error IS NOT NULL OR status = 'error')"
+            failed = [row[-1] for row in rows if row[at]]
+            errors = self._collect("ifNull(error, '')", failed, is_failed, QueryParameters())
+            for row in rows:
+                row[at] = errors.get(row[-1], ())
         elif name == "feedback":
             self._add_feedback(rows, at)
         elif name == "texts":
@@ -116,23 +120,16 @@ class _ValueReader:
         full = [row[-1] for row in rows if len(row[at]) >= MAX_LISTED and not wanted.issubset(row[at])]
         parameters = QueryParameters()
         of_spans = f"{column} IN {parameters.texts(wanted)}"
-        found = self._collect(column, "spans", full, of_spans, parameters) if full else {}
+        found = self._collect(column, full, of_spans, parameters) if full else {}
         for row in rows:
             row[at] = [*row[at], *found.get(row[-1], ())]
 
-    def _add_errors(self, rows: Rows, at: int) -> None:
-        failed = [row[-1] for row in rows if row[at]]
-        is_failed = "(error IS NOT NULL OR status = 'error')"
-        found = self._collect("ifNull(error, '')", "spans", failed, is_failed, QueryParameters())
-        for row in rows:
-            row[at] = found.get(row[-1], ())
-
     def _collect(
-        self, column: str, table: str, trace_ids: Collection[str], where: str, parameters: QueryParameters
+        self, column: str, trace_ids: Collection[str], where: str, parameters: QueryParameters
     ) -> dict[str, Sequence[str]]:
-        """Return the distinct values of a column by trace."""
+        """Return the distinct values of a column of spans by trace."""
         of_traces = f"trace_id IN {parameters.texts(trace_ids)}"
-        sql = f"SELECT trace_id, groupUniqArray({column}) FROM {table} FINAL WHERE {of_traces} AND {where} GROUP BY trace_id"
+        sql = f"SELECT trace_id, groupUniqArray({column}) FROM spans FINAL WHERE {of_traces} AND {where} GROUP BY trace_id"
         return dict(self._db.query(sql, parameters)) if trace_ids else {}
 
     def _add_feedback(self, rows: Rows, at: int) -> None:

@@ -7,7 +7,6 @@ tens of milliseconds. All rows of a trace are found by primary key.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from spanwise.collector.errors import NotFound, TooLarge
@@ -62,7 +61,10 @@ def list_traces(
     else:
         rows, next = select_traces(db, filter, _SUMMARY_COLUMNS, limit, cursor)
         newest = None
-    return Page(items=tuple(_make_summaries(db, rows)), next=next, newest=newest)
+    roots = read_roots(db, [RootRow(row[0], row[-2], row[4], row[8]) for row in rows], make_preview)
+    outcomes = record_lists.read_newest_feedback(db, [row[0] for row in rows])
+    items = (_make_summary(row, roots.get(row[0], ("", "", ())), outcomes.get(row[0], {})) for row in rows)
+    return Page(items=tuple(items), next=next, newest=newest)
 
 
 def select_traces(
@@ -92,15 +94,6 @@ def read_in_order(db: Connection, columns: str, trace_ids: Sequence[str]) -> lis
     sql = f"SELECT {columns} FROM {TRACES} WHERE t.trace_id IN {parameters.texts(trace_ids)}"
     rows = {row[0]: row for row in db.query(sql, parameters)}
     return [rows[trace_id] for trace_id in trace_ids if trace_id in rows]  # some may just have been deleted
-
-
-def _make_summaries(db: Connection, rows: Sequence[Any]) -> list[TraceSummary]:
-    if not rows:
-        return []
-    ids = [row[0] for row in rows]
-    roots = read_roots(db, [RootRow(row[0], row[-2], row[4], row[8]) for row in rows], make_preview)
-    newest = record_lists.read_newest_feedback(db, ids)
-    return [_make_summary(row, roots.get(row[0], ("", "", ())), newest.get(row[0], {})) for row in rows]
 
 
 def _make_summary(
@@ -327,14 +320,11 @@ def read_lazily(db: Connection, trace_ids: Sequence[str]) -> Sequence[Trace | La
         root_row = next((row for row in rows if row[1] == headers[trace_id].root), None)
         if root_row is not None:  # else it was deleted between the queries
             root = complete_stored_root(db, _decode(root_row), len(rows))
-            read = partial(_read_decoded, root_row, root)
-            traces.append(LazyTrace(root, rows, [row[2] + ROW_BYTES for row in rows], read, *headers[trace_id].rest))
+            sizes = [row[2] + ROW_BYTES for row in rows]
+            # the run of the root is decoded already, with derived values
+            read = lambda row, at=root_row, root=root: root if row is at else _decode(row)  # noqa: E731
+            traces.append(LazyTrace(root, rows, sizes, read, *headers[trace_id].rest))
     return traces
-
-
-def _read_decoded(root_row: Sequence[Any], root: Run, row: Sequence[Any]) -> Run:
-    """Return the run of a row. That of the root is decoded already, with derived values."""
-    return root if row is root_row else _decode(row)
 
 
 def complete_stored_root(db: Connection, root: Run, runs: int) -> Run:
