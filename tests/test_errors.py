@@ -35,7 +35,6 @@ NOT_OURS = {
     "_CostIncreased",
     "_IntegerTooLarge",
     "_RequestTooLarge",
-    "TooManyBuckets",
 }  # internal signals, or pytest's to show
 
 
