@@ -125,11 +125,20 @@ def copy_store(source: CopyEnd, target: CopyEnd, state_file: Path, report: Repor
     state = _load_state(source, target, state_file)
     is_resumed = state is not None
     if state is None:
-        _check_empty(target)
+        if target.trace_copy().list_positions(0, 1) or any(
+            target.control_tables().count(table) for table in ("rules", "decisions", "datasets", "experiments", "keys")
+        ):
+            raise Refused(f"{target.where!r} already holds records; copy into a new, empty store")
         state = CopyState(source.where, target.where)
         state.save(state_file)
     target.trace_copy().begin_import()
-    _copy_traces(source, target, state, state_file, report)
+    count = 0
+    for positions in _list_positions(source.trace_copy(), state.after):
+        target.trace_copy().import_traces(positions, source.trace_copy().read_runs(positions))
+        state.after = positions[-1].number
+        state.save(state_file)
+        count += len(positions)
+        report("traces", count)
     _copy_feedback(source, target, state, state_file, report)
     if is_resumed:
         _repair_traces(source, target, report)
@@ -203,16 +212,6 @@ def _hash(value: Any) -> int:
 # Phases
 
 
-def _copy_traces(source: CopyEnd, target: CopyEnd, state: CopyState, file: Path, report: Report) -> None:
-    count = 0
-    for positions in _list_positions(source.trace_copy(), state.after):
-        target.trace_copy().import_traces(positions, source.trace_copy().read_runs(positions))
-        state.after = positions[-1].number
-        state.save(file)
-        count += len(positions)
-        report("traces", count)
-
-
 def _copy_feedback(source: CopyEnd, target: CopyEnd, state: CopyState, file: Path, report: Report) -> None:
     count = 0
     cursor = state.feedback
@@ -232,7 +231,10 @@ def _repair_traces(source: CopyEnd, target: CopyEnd, report: Report) -> None:
     days = _find_days(_digest_traces(source.trace_copy()), _digest_traces(target.trace_copy()))
     if not days:
         return
-    wanted, found = (_collect_traces(end.trace_copy(), days) for end in (source, target))
+    wanted, found = (
+        {position.trace_id: checksum for position, checksum in _each_trace(end.trace_copy(), days)}
+        for end in (source, target)
+    )
     wrong = [trace_id for trace_id, digest in found.items() if wanted.get(trace_id) != digest]
     for start in range(0, len(wrong), TRACES_PER_STEP):
         target.delete_traces([DeletedTraces(wrong[start : start + TRACES_PER_STEP])])
@@ -276,19 +278,15 @@ def _copy_table(source: ControlTables, target: ControlTables, table: str, report
     changes = [columns.index(name) for name in _CHANGE_COLUMNS.get(table, ())]
     for rows in _list_rows(source, table, columns):
         target.import_rows(table, columns, rows, first=first)
-        latest = max(latest, *(_change_number(row[place]) for row in rows for place in changes), 0)
+        # A change column has a number, a cursor of the feed as text, or something else
+        texts = [str(row[place]) for row in rows for place in changes]
+        latest = max(latest, *(int(text) for text in texts if text.isascii() and text.isdigit()), 0)
         count, first = count + len(rows), False
     if first:
         target.import_rows(table, columns, [], first=True)
     if count:
         report(table.replace("_", " "), count)
     return latest
-
-
-def _change_number(value: Any) -> int:
-    """Return the change number in a column: a number, a cursor of the feed as text, or something else (0)."""
-    text = str(value)
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 # Reading both ends
@@ -347,10 +345,6 @@ def _digest_traces(traces: TraceCopy) -> dict[int, int]:
     return days
 
 
-def _collect_traces(traces: TraceCopy, days: set[int]) -> dict[str, int]:
-    return {position.trace_id: checksum for position, checksum in _each_trace(traces, days)}
-
-
 def _digest_feedback(traces: TraceCopy) -> dict[int, int]:
     days: dict[int, int] = {}
     for rows in _list_feedback(traces, None):
@@ -387,13 +381,6 @@ def _load_state(source: CopyEnd, target: CopyEnd, path: Path) -> CopyState | Non
             f"{str(path)!r} describes a copy from {state.source!r} to {state.target!r}; finish that one, or delete the file"
         )
     return state
-
-
-def _check_empty(target: CopyEnd) -> None:
-    if target.trace_copy().list_positions(0, 1) or any(
-        target.control_tables().count(table) for table in ("rules", "decisions", "datasets", "experiments", "keys")
-    ):
-        raise Refused(f"{target.where!r} already holds records; copy into a new, empty store")
 
 
 def find_state_file(source: str, target: str) -> Path:
