@@ -15,7 +15,6 @@ Modules, in the order in which data flows:
 - `bucket_totals`: Totals of the buckets of an aggregate, in all trace backends: counts, exact percentiles, tallies of
   feedback.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
-- `rule_feedback`: Feedback of rules: which scores a lease replaces, and which are outdated, by the numbers of the leases.
 - `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
   kind.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules, decisions,
@@ -167,7 +166,6 @@ SHARED_MODULES = [
     "copy_interfaces",
     "decision_explanation",
     "flat_tables",
-    "rule_feedback",
     "run_codec",
     "search_terms",
     "side_records",
