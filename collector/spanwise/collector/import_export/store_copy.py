@@ -145,7 +145,12 @@ def copy_store(source: CopyEnd, target: CopyEnd, state_file: Path, report: Repor
         _repair_feedback(source, target, report)
     for positions in _list_positions(source.trace_copy()):
         target.trace_copy().import_positions(positions)
-    _copy_side_records(source.trace_copy(), target.trace_copy())
+    is_first = True
+    for records in _split(source.trace_copy().list_side_records(), ROWS_PER_STEP):
+        target.trace_copy().import_side_records(records, first=is_first)
+        is_first = False
+    if is_first:
+        target.trace_copy().import_side_records([], first=True)
     latest = source.latest_change()
     for table in CONTROL_TABLES:
         latest = max(latest, _copy_table(source.control_tables(), target.control_tables(), table, report))
@@ -251,7 +256,15 @@ def _repair_feedback(source: CopyEnd, target: CopyEnd, report: Report) -> None:
     days = _find_days(_digest_feedback(source.trace_copy()), _digest_feedback(target.trace_copy()))
     if not days:
         return
-    wanted, found = (_collect_feedback(end.trace_copy(), days) for end in (source, target))
+    wanted, found = (
+        {
+            row.feedback.id: _hash(row.feedback)
+            for batch in _list_feedback(end.trace_copy(), None)
+            for row in batch
+            if row.feedback.created_ns // DAY_NS in days
+        }
+        for end in (source, target)
+    )
     if wrong := [id for id in found if id not in wanted]:
         target.delete_feedback(wrong)
     for rows in _list_feedback(source.trace_copy(), None):
@@ -261,15 +274,6 @@ def _repair_feedback(source: CopyEnd, target: CopyEnd, report: Report) -> None:
         if again:
             target.trace_copy().import_feedback(again)
             report("feedback copied again", len(again))
-
-
-def _copy_side_records(source: TraceCopy, target: TraceCopy) -> None:
-    first = True
-    for records in _split(source.list_side_records(), ROWS_PER_STEP):
-        target.import_side_records(records, first=first)
-        first = False
-    if first:
-        target.import_side_records([], first=True)
 
 
 def _copy_table(source: ControlTables, target: ControlTables, table: str, report: Report) -> int:
@@ -352,11 +356,6 @@ def _digest_feedback(traces: TraceCopy) -> dict[int, int]:
             day = row.feedback.created_ns // DAY_NS
             days[day] = (days.get(day, 0) + _hash(row.feedback)) & _MASK
     return days
-
-
-def _collect_feedback(traces: TraceCopy, days: set[int]) -> dict[str, int]:
-    rows = (row.feedback for batch in _list_feedback(traces, None) for row in batch)
-    return {one.id: _hash(one) for one in rows if one.created_ns // DAY_NS in days}
 
 
 def _find_days(one: Mapping[int, int], other: Mapping[int, int]) -> set[int]:

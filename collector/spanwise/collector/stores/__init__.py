@@ -16,7 +16,6 @@ Modules, in the order in which data flows:
   feedback.
 - `backends`: Trace backend and control backend: the two interfaces that the combined store is made of, and that of
   copies.
-- `rule_feedback`: Feedback of rules: which scores a lease replaces, and which are outdated, by the numbers of the leases.
 - `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
   kind.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules, decisions,
@@ -165,7 +164,6 @@ SHARED_MODULES = [
     "bucket_totals",
     "decision_explanation",
     "flat_tables",
-    "rule_feedback",
     "run_codec",
     "search_terms",
     "side_records",

@@ -53,9 +53,10 @@ def read_changes(db: Database, after: str | None, limit: int, filters: Sequence[
         end = _find_end(db, position, horizon, limit)
         parameters = QueryParameters()
         changes = dict(db.query(_select_rows(parameters, position, end, _CHANGES), parameters))
-        # A trace is listed at its last change, which may be after this page
+        # A trace is listed at its last change, which may be after this page, or have been made since the horizon was read
         last = _read_last_changes(db, list(changes), horizon)
-        heads = _read_heads(db, {id: change for id, change in changes.items() if last[id] == change}, wanted, horizon)
+        current = {id: change for id, change in changes.items() if last.get(id) == change}
+        heads = [head for head in _read_heads(db, current, wanted, horizon) if head.change <= horizon]
         # also past changes of traces without runs, which have no head
         position = max(changes.values(), default=position)
     heads.sort(key=lambda head: (head.change, head.trace_id))
