@@ -280,7 +280,7 @@ assert {field.name for field in fields(Filter)} - {*_CONDITIONS} == {"dataset", 
 
 def ask_lists(store: Store, pick: random.Random, conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield questions about the traces that pass, each with its answer."""
-    limit = pick.choice((19, 100, 1000))
+    limit = pick.choice((60, 300, 1000))
     page = lambda cursor: store.traces(limit=limit, cursor=cursor, **conditions)  # noqa: E731
     yield f"traces, {limit} at a time", list(map(summarize, iterate_pages(page)))
     column = pick.choice((*TRACE_COLUMNS, *(f"feedback.{key}" for key in KEYS)))

@@ -22,7 +22,7 @@ from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl, SQLite
 pytestmark = pytest.mark.slow
 
 TRACES, BATCH, SEED = 3_000, 700, 36
-QUESTIONS = 30  # in each of the parts, so that several workers share them
+QUESTIONS = 20  # in each of the parts, so that several workers share them
 PARTS = 4
 
 

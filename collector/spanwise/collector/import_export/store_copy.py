@@ -29,9 +29,8 @@ import msgspec
 from spanwise.collector.address_parsing import check_database_path, hide_password
 from spanwise.collector.errors import Refused
 from spanwise.collector.record_corrections import DAY_NS
-from spanwise.collector.stores.backends import DeletedTraces
+from spanwise.collector.stores.backends import DeletedTraces, NumberedFeedback, TraceCopy, TracePosition
 from spanwise.collector.stores.control.control_tables import CONTROL_TABLES, ControlTables, Row
-from spanwise.collector.stores.copy_interfaces import NumberedFeedback, TraceCopy, TracePosition
 
 T = TypeVar("T")
 TRACES_PER_STEP, FEEDBACK_PER_STEP, ROWS_PER_STEP = 500, 1000, 1000

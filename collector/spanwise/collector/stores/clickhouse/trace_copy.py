@@ -8,6 +8,7 @@ from typing import Any
 
 from spanwise.collector.records import JSON, normalize_feedback
 from spanwise.collector.stores import trace_assembly
+from spanwise.collector.stores.backends import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.clickhouse import schema
 from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters, get_day
 from spanwise.collector.stores.clickhouse.feedback_rows import (
@@ -29,7 +30,6 @@ from spanwise.collector.stores.clickhouse.span_rows import (
     summarize_facts,
 )
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
-from spanwise.collector.stores.copy_interfaces import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.side_records import OPEN_RUN_COLUMNS
 from spanwise.collector.stores.table_rows import dumps, loads
 
