@@ -35,7 +35,6 @@ NOT_OURS = {
     "_CostIncreased",
     "_IntegerTooLarge",
     "_RequestTooLarge",
-    "_TooManyBuckets",
 }  # internal signals, or pytest's to show
 
 

@@ -17,6 +17,8 @@ import pytest
 
 from polling import until
 
+# Ends the server and removes its folder ($0) if the process of the tests is killed, which closes the pipe
+WATCHER = 'cat > /dev/null; kill -INT "$(head -n 1 "$0/data/postmaster.pid")"; sleep 2; rm -rf "$0"'
 PORT = 5432  # of the socket's name; nothing listens on TCP
 # Tests that kill the server keep the default (fsync)
 FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
@@ -53,6 +55,13 @@ class PostgresServer:
         if self._prefix:
             shutil.chown(self.folder, "postgres")
         os.chmod(self.folder, 0o755)
+        self._watcher = subprocess.Popen(
+            ["sh", "-c", WATCHER, str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self._settings = {**SETTINGS, **settings, "unix_socket_directories": str(self.folder)}
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count()
@@ -152,6 +161,8 @@ class PostgresServer:
     def remove(self) -> None:
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._watcher.kill()
+        self._watcher.communicate()
 
 
 def _exists(pid: int) -> bool:

@@ -139,6 +139,29 @@ def test_the_default_start_imports_no_driver() -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("driver", "extra", "traces", "control"),
+    [
+        ("clickhouse_connect", "clickhouse", "clickhouse://h/d", "control.db"),
+        ("psycopg", "postgres", "traces.db", "postgresql://h/d"),
+    ],
+)
+def test_a_missing_driver_is_one_line_that_names_the_extra(
+    driver: str, extra: str, traces: str, control: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("spanwise.collector.stores.")]:
+        if "clickhouse" in name or "postgres" in name:
+            monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.split(".")[0] == driver]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, driver, None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refused) as caught:
+        open_backends(traces, control)
+    assert f"needs '{driver}', which is not installed: pip install '.[{extra}]'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 # Maintenance
 
 

@@ -418,7 +418,7 @@ def test_transactions_that_wait_for_each_other_both_succeed(control: PostgresCon
     for thread in threads:
         thread.join()
     assert {one.name: one.token - before[one.name] for one in control.leases()} == {"a": 2, "b": 2}
-    assert len(runs) == 3
+    assert len(runs) >= 3
 
 
 # Migrations

@@ -145,7 +145,7 @@ def test_large_bodies_are_decoded_beside_the_event_loop(size, thread):
 class Encoding:
     """A `Serving` over a store that tells where runs are encoded."""
 
-    where = "here"
+    where, is_exclusive = "here", True
 
     def __init__(self, store: SQLiteStore) -> None:
         self.store, self.announce = store, store.announce

@@ -65,6 +65,18 @@ LATER_FIELDS = {
 }
 
 
+def without_target_projects(value: Any) -> Any:
+    """Return records whose targets lack the project of a session, which the version of the files lacked."""
+    if isinstance(value, list):
+        return [without_target_projects(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    fields = {name: without_target_projects(each) for name, each in value.items()}
+    if isinstance(target := fields.get("target"), dict):
+        fields["target"] = {name: each for name, each in target.items() if name != "project"}
+    return fields
+
+
 def without_later_fields(value: Any, kind: str) -> Any:
     """Return records of a kind without the fields that the version of the files lacked or that changed on purpose."""
     if kind == "totals":  # feedback on documents has been counted apart since
@@ -77,6 +89,7 @@ def without_later_fields(value: Any, kind: str) -> Any:
     if kind == "values":  # menus have left out since what only judges have
         return value | {"model": [name for name in value["model"] if name != "gpt-4o-mini-2024-07-18"]}
     later = LATER_FIELDS.get(kind)
+    value = without_target_projects(value)
     if later is None:
         return value
     if isinstance(value, list):

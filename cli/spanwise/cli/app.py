@@ -177,8 +177,10 @@ def _control_command() -> Any:
 
     def set_control(context: typer.Context, url: str | None) -> None:
         if url is not None:
-            before, os.environ["SPANWISE_CONTROL"] = os.environ.get("SPANWISE_CONTROL"), url
-            context.call_on_close(lambda: _restore_control(before))
+            before = {"SPANWISE_CONTROL": given} if (given := os.environ.get("SPANWISE_CONTROL")) is not None else {}
+            context.call_on_close(lambda: os.environ.update(before))
+            context.call_on_close(lambda: os.environ.pop("SPANWISE_CONTROL", None))  # called first
+            os.environ["SPANWISE_CONTROL"] = url
 
     option = typer.Option(None, "--control", help=CONTROL_HELP, metavar="URL", callback=set_control, expose_value=False)
 
@@ -188,12 +190,6 @@ def _control_command() -> Any:
     parent = typer.Typer(add_completion=False)
     parent.command()(command)
     return typer.main.get_command(parent)
-
-
-def _restore_control(before: str | None) -> None:
-    os.environ.pop("SPANWISE_CONTROL", None)
-    if before is not None:
-        os.environ["SPANWISE_CONTROL"] = before
 
 
 app = typer.Typer(

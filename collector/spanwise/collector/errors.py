@@ -7,6 +7,7 @@
           Closed                     the store, or this connection to it, is closed
           Forbidden                  the API key does not permit this
           TooLarge                   one request holds more than the server accepts
+          TooManyBuckets             an aggregate has more buckets than one answer may have
           TooSlow                    a query exceeded the server's time limit
           PermanentError             the collector can never accept this request as it is
         Unavailable                  temporary: carries the delay after which to retry

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -499,7 +498,7 @@ def copy(
             with open_target(target, control) as empty:
                 contents = copy_store(opened, empty, find_state_file(source, target), report)
     rows = [
-        {"day": str(date(1970, 1, 1) + timedelta(int(day))), **{name: getattr(totals, name) for name in DAY_COUNTS}}
+        {"day": day, **{name: getattr(totals, name) for name in DAY_COUNTS}}
         for day, totals in sorted(contents.days.items())
     ]
     tables = {name: totals.rows for name, totals in contents.tables.items() if totals.rows}

@@ -28,7 +28,13 @@ def serve_health(port: int | None, find_trouble: Callable[[], str | None]) -> It
         timeout = 10.0  # seconds for a client to send its request
 
         def do_GET(self) -> None:
-            status, content = _answer(self.path, find_trouble)
+            status, content = 200, dict[str, object](ready=True)
+            if self.path == "/healthz":
+                content = {"status": "ok", "service": "spanwise-monitor"}
+            elif self.path != "/readyz":
+                status, content = 404, {"message": "expected /healthz or /readyz"}
+            elif (trouble := find_trouble()) is not None:
+                status, content = 503, {"ready": False, "why": trouble}
             body = orjson.dumps(content)
             self.send_response(status)
             self.send_header("content-type", "application/json")
@@ -52,12 +58,3 @@ def serve_health(port: int | None, find_trouble: Callable[[], str | None]) -> It
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def _answer(path: str, find_trouble: Callable[[], str | None]) -> tuple[int, dict[str, object]]:
-    if path == "/healthz":
-        return 200, {"status": "ok", "service": "spanwise-monitor"}
-    if path != "/readyz":
-        return 404, {"message": "expected /healthz or /readyz"}
-    trouble = find_trouble()
-    return (200, {"ready": True}) if trouble is None else (503, {"ready": False, "why": trouble})

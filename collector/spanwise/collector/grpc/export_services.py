@@ -76,8 +76,7 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         try:
             if self._call_count > MAX_CALLS:
                 raise RetryableError("overload", f"{self._call_count:,} calls are in progress: retry later")
-            # in `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`
-            address = strip_brackets(unquote(context.peer().partition(":")[2]).rpartition(":")[0])
+            address = _parse_peer(context.peer())
             if not self._authenticator.locked and (refusal := check_forwarded(metadata)):
                 raise _AccessDenied(refusal)
             access = await self._authenticator.admit(metadata, address, lambda: "ingest")
@@ -222,3 +221,8 @@ class ReadLimiter:
                 await self._free.acquire()
         except TimeoutError:
             raise RetryableError("overload", "too many messages arrive at the same time: retry later") from None
+
+
+def _parse_peer(peer: str) -> str:
+    """Return the address in `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
+    return strip_brackets(unquote(peer.partition(":")[2]).rpartition(":")[0])

@@ -281,7 +281,10 @@ def export_lines(store: Store, format: str, filter: Filter | None = None) -> Ite
     if filter == Filter():
         filter = None
     if format == "jsonl":
-        records = _runs_and_feedback(store, filter)
+        records = chain(
+            (("run", run) for runs in _runs(store, filter) for run in runs),
+            (("feedback", feedback) for feedback in _feedback(store, filter)),
+        )
         if filter is None:
             decisions = iterate_pages(partial(store.decisions, limit=RUNS_PER_LINE))
             records = chain(_control_records(store), records, (("decision", decision) for decision in decisions))
@@ -347,12 +350,6 @@ def _list_all(what: str, ask: Callable[..., Sequence[Any]]) -> Sequence[Any]:
             f"the server returns at most {MAX_LIST_SIZE:,} {what}: export from its database file with --store"
         )
     return found
-
-
-def _runs_and_feedback(store: Store, filter: Filter | None) -> Iterator[tuple[str, Any]]:
-    for runs in _runs(store, filter):
-        yield from (("run", run) for run in runs)
-    yield from (("feedback", feedback) for feedback in _feedback(store, filter))
 
 
 def _runs(store: Store, filter: Filter | None) -> Iterator[list[Run]]:

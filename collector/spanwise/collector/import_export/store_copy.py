@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import date, timedelta
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -28,9 +29,8 @@ import msgspec
 from spanwise.collector.address_parsing import check_database_path, hide_password
 from spanwise.collector.errors import Refused
 from spanwise.collector.record_corrections import DAY_NS
-from spanwise.collector.stores.backends import DeletedTraces
+from spanwise.collector.stores.backends import DeletedTraces, NumberedFeedback, TraceCopy, TracePosition
 from spanwise.collector.stores.control.control_tables import CONTROL_TABLES, ControlTables, Row
-from spanwise.collector.stores.copy_interfaces import NumberedFeedback, TraceCopy, TracePosition
 
 T = TypeVar("T")
 TRACES_PER_STEP, FEEDBACK_PER_STEP, ROWS_PER_STEP = 500, 1000, 1000
@@ -105,8 +105,6 @@ class CopyState:
     target: str
     after: int = 0  # number of the last trace that was copied
     feedback: str | None = None  # cursor of the last feedback that was copied
-    has_traces: bool = False  # all traces were copied
-    has_feedback: bool = False
 
     def save(self, path: Path) -> None:
         """Write the file so that a crash leaves either the old or the new content."""
@@ -127,18 +125,32 @@ def copy_store(source: CopyEnd, target: CopyEnd, state_file: Path, report: Repor
     state = _load_state(source, target, state_file)
     is_resumed = state is not None
     if state is None:
-        _check_empty(target)
+        if target.trace_copy().list_positions(0, 1) or any(
+            target.control_tables().count(table) for table in ("rules", "decisions", "datasets", "experiments", "keys")
+        ):
+            raise Refused(f"{target.where!r} already holds records; copy into a new, empty store")
         state = CopyState(source.where, target.where)
         state.save(state_file)
     target.trace_copy().begin_import()
-    _copy_traces(source, target, state, state_file, report)
+    count = 0
+    for positions in _list_positions(source.trace_copy(), state.after):
+        target.trace_copy().import_traces(positions, source.trace_copy().read_runs(positions))
+        state.after = positions[-1].number
+        state.save(state_file)
+        count += len(positions)
+        report("traces", count)
     _copy_feedback(source, target, state, state_file, report)
     if is_resumed:
         _repair_traces(source, target, report)
         _repair_feedback(source, target, report)
     for positions in _list_positions(source.trace_copy()):
         target.trace_copy().import_positions(positions)
-    _copy_side_records(source.trace_copy(), target.trace_copy())
+    is_first = True
+    for records in _split(source.trace_copy().list_side_records(), ROWS_PER_STEP):
+        target.trace_copy().import_side_records(records, first=is_first)
+        is_first = False
+    if is_first:
+        target.trace_copy().import_side_records([], first=True)
     latest = source.latest_change()
     for table in CONTROL_TABLES:
         latest = max(latest, _copy_table(source.control_tables(), target.control_tables(), table, report))
@@ -191,7 +203,7 @@ def _day(contents: Contents, time_ns: int, spans: int) -> Totals:
     """Return the totals of a day; those of traces without runs have no day."""
     if not spans:
         return Totals()
-    name = str(time_ns // DAY_NS)
+    name = str(date(1970, 1, 1) + timedelta(time_ns // DAY_NS))
     return contents.days.setdefault(name, Totals())
 
 
@@ -203,16 +215,6 @@ def _hash(value: Any) -> int:
 
 
 # Phases
-
-
-def _copy_traces(source: CopyEnd, target: CopyEnd, state: CopyState, file: Path, report: Report) -> None:
-    count = 0
-    for positions in _list_positions(source.trace_copy(), state.after):
-        target.trace_copy().import_traces(positions, source.trace_copy().read_runs(positions))
-        state.after = positions[-1].number
-        state.save(file)
-        count += len(positions)
-        report("traces", count)
 
 
 def _copy_feedback(source: CopyEnd, target: CopyEnd, state: CopyState, file: Path, report: Report) -> None:
@@ -234,7 +236,10 @@ def _repair_traces(source: CopyEnd, target: CopyEnd, report: Report) -> None:
     days = _find_days(_digest_traces(source.trace_copy()), _digest_traces(target.trace_copy()))
     if not days:
         return
-    wanted, found = (_collect_traces(end.trace_copy(), days) for end in (source, target))
+    wanted, found = (
+        {position.trace_id: checksum for position, checksum in _each_trace(end.trace_copy(), days)}
+        for end in (source, target)
+    )
     wrong = [trace_id for trace_id, digest in found.items() if wanted.get(trace_id) != digest]
     for start in range(0, len(wrong), TRACES_PER_STEP):
         target.delete_traces([DeletedTraces(wrong[start : start + TRACES_PER_STEP])])
@@ -251,7 +256,15 @@ def _repair_feedback(source: CopyEnd, target: CopyEnd, report: Report) -> None:
     days = _find_days(_digest_feedback(source.trace_copy()), _digest_feedback(target.trace_copy()))
     if not days:
         return
-    wanted, found = (_collect_feedback(end.trace_copy(), days) for end in (source, target))
+    wanted, found = (
+        {
+            row.feedback.id: _hash(row.feedback)
+            for batch in _list_feedback(end.trace_copy(), None)
+            for row in batch
+            if row.feedback.created_ns // DAY_NS in days
+        }
+        for end in (source, target)
+    )
     if wrong := [id for id in found if id not in wanted]:
         target.delete_feedback(wrong)
     for rows in _list_feedback(source.trace_copy(), None):
@@ -263,34 +276,21 @@ def _repair_feedback(source: CopyEnd, target: CopyEnd, report: Report) -> None:
             report("feedback copied again", len(again))
 
 
-def _copy_side_records(source: TraceCopy, target: TraceCopy) -> None:
-    first = True
-    for records in _split(source.list_side_records(), ROWS_PER_STEP):
-        target.import_side_records(records, first=first)
-        first = False
-    if first:
-        target.import_side_records([], first=True)
-
-
 def _copy_table(source: ControlTables, target: ControlTables, table: str, report: Report) -> int:
     """Replace the rows of a table of the target, and return the highest change number in them."""
     columns, latest, count, first = source.columns(table), 0, 0, True
     changes = [columns.index(name) for name in _CHANGE_COLUMNS.get(table, ())]
     for rows in _list_rows(source, table, columns):
         target.import_rows(table, columns, rows, first=first)
-        latest = max(latest, *(_change_number(row[place]) for row in rows for place in changes), 0)
+        # A change column has a number, a cursor of the feed as text, or something else
+        texts = [str(row[place]) for row in rows for place in changes]
+        latest = max(latest, *(int(text) for text in texts if text.isascii() and text.isdigit()), 0)
         count, first = count + len(rows), False
     if first:
         target.import_rows(table, columns, [], first=True)
     if count:
         report(table.replace("_", " "), count)
     return latest
-
-
-def _change_number(value: Any) -> int:
-    """Return the change number in a column: a number, a cursor of the feed as text, or something else (0)."""
-    text = str(value)
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 # Reading both ends
@@ -349,10 +349,6 @@ def _digest_traces(traces: TraceCopy) -> dict[int, int]:
     return days
 
 
-def _collect_traces(traces: TraceCopy, days: set[int]) -> dict[str, int]:
-    return {position.trace_id: checksum for position, checksum in _each_trace(traces, days)}
-
-
 def _digest_feedback(traces: TraceCopy) -> dict[int, int]:
     days: dict[int, int] = {}
     for rows in _list_feedback(traces, None):
@@ -360,11 +356,6 @@ def _digest_feedback(traces: TraceCopy) -> dict[int, int]:
             day = row.feedback.created_ns // DAY_NS
             days[day] = (days.get(day, 0) + _hash(row.feedback)) & _MASK
     return days
-
-
-def _collect_feedback(traces: TraceCopy, days: set[int]) -> dict[str, int]:
-    rows = (row.feedback for batch in _list_feedback(traces, None) for row in batch)
-    return {one.id: _hash(one) for one in rows if one.created_ns // DAY_NS in days}
 
 
 def _find_days(one: Mapping[int, int], other: Mapping[int, int]) -> set[int]:
@@ -389,13 +380,6 @@ def _load_state(source: CopyEnd, target: CopyEnd, path: Path) -> CopyState | Non
             f"{str(path)!r} describes a copy from {state.source!r} to {state.target!r}; finish that one, or delete the file"
         )
     return state
-
-
-def _check_empty(target: CopyEnd) -> None:
-    if target.trace_copy().list_positions(0, 1) or any(
-        target.control_tables().count(table) for table in ("rules", "decisions", "datasets", "experiments", "keys")
-    ):
-        raise Refused(f"{target.where!r} already holds records; copy into a new, empty store")
 
 
 def find_state_file(source: str, target: str) -> Path:

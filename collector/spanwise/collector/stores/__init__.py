@@ -14,8 +14,8 @@ Modules, in the order in which data flows:
   close them.
 - `bucket_totals`: Totals of the buckets of an aggregate, in all trace backends: counts, exact percentiles, tallies of
   feedback.
-- `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
-- `rule_feedback`: Feedback of rules: which scores a lease replaces, and which are outdated, by the numbers of the leases.
+- `backends`: Trace backend and control backend: the two interfaces that the combined store is made of, and that of
+  copies.
 - `weighted_sums`: Weighted sums of rules' scores by block of time, over a trace backend and a control backend of any
   kind.
 - `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules, decisions,
@@ -24,8 +24,6 @@ Modules, in the order in which data flows:
   processes.
 - `search_terms`: Search terms of all backends: texts in a JSON value, tokens of Chinese, Japanese and Korean text, terms
   of a search.
-- `copy_interfaces`: Export and import of everything that a trace backend stores, for copies of whole stores: interface
-  and records.
 - `trace_assembly`: Assembly of traces: amendments merged into runs, the tree of runs, derived inputs and outputs of
   the root.
 - `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
@@ -164,10 +162,8 @@ __all__ = [
 SHARED_MODULES = [
     "backends",
     "bucket_totals",
-    "copy_interfaces",
     "decision_explanation",
     "flat_tables",
-    "rule_feedback",
     "run_codec",
     "search_terms",
     "side_records",

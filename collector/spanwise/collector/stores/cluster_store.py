@@ -23,6 +23,7 @@ MAINTENANCE_LEASE = "maintenance"  # name of the lease; one collector at a time 
 MAINTENANCE_INTERVAL_S = 3600.0
 RETRY_S = 60.0  # seconds until maintenance that the store did not allow is tried again
 WATCH_INTERVAL_S, MAX_ANSWER_AGE_S = 2.0, 15.0
+STOP_SECONDS = 5.0
 CLICKHOUSE, POSTGRESQL = "clickhouse", ("postgresql", "postgres")  # schemes of URLs
 _log = logging.getLogger("spanwise.collector")
 
@@ -127,7 +128,7 @@ class _Watch:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(STOP_SECONDS)  # a database that hangs must not hold up the end of the process
 
     def _run(self) -> None:
         while not self._stopped.wait(WATCH_INTERVAL_S):
@@ -150,7 +151,7 @@ class _Maintenance:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(STOP_SECONDS)  # a database that hangs must not hold up the end of the process
 
     def _run(self) -> None:
         pause = self._retry_s  # not at the start: collectors that restart repeatedly must not delete each time

@@ -280,8 +280,15 @@ def bleus(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: s
         raise Skip("the list of references is empty")
     if not candidate:
         return [0.0] * n
-    penalty = _brevity_penalty(len(candidate), [len(tokens) for tokens in references])
-    return _cumulative_bleu([_clipped_precision(candidate, references, order) for order in range(1, n + 1)], penalty)
+    length = len(candidate)
+    closest = min(map(len, references), key=lambda reference: (abs(reference - length), reference))
+    brevity_penalty = 1.0 if length > closest else exp(1 - closest / length)
+    scores, logs = [], 0.0
+    for order in range(1, n + 1):
+        matched, total = _clipped_precision(candidate, references, order)
+        logs += log(matched / total) if matched else float("-inf")
+        scores.append(brevity_penalty * exp(logs / order))
+    return scores
 
 
 def rouge(text: str, reference: str, *, kind: str = "L", tokenizer: str = "rouge", stemmer: bool = False) -> float:
@@ -447,22 +454,12 @@ def _clipped_precision(candidate: list[str], references: list[list[str]], order:
     return matched, max(1, len(candidate) - order + 1)
 
 
-def _brevity_penalty(length: int, references: list[int]) -> float:
-    closest = min(references, key=lambda reference: (abs(reference - length), reference))
-    return 1.0 if length > closest else exp(1 - closest / length)
-
-
-def _cumulative_bleu(precisions: list[tuple[int, int]], penalty: float) -> list[float]:
-    scores, logs = [], 0.0
-    for order, (matched, total) in enumerate(precisions, 1):
-        logs += log(matched / total) if matched else float("-inf")
-        scores.append(penalty * exp(logs / order))
-    return scores
-
-
 def _rouge_scores(candidate: list[str], reference: list[str], kind: str) -> RougeScores:
     if kind.upper() == "L":
-        return _f1_scores(_common_subsequence(candidate, reference), len(candidate), len(reference))
+        from rapidfuzz.distance import LCSseq
+
+        _check_size(candidate, reference)
+        return _f1_scores(int(LCSseq.similarity(candidate, reference)), len(candidate), len(reference))
     if not kind.isdecimal() or int(kind) < 1:
         raise ValueError(f"kind is 'L' or a number from '1', not {kind!r}")
     order = int(kind)
@@ -479,13 +476,6 @@ def _load_similarity(distance: str) -> Callable[[str, str], float]:
     from rapidfuzz import distance as distances
 
     return cast(Callable[[str, str], float], getattr(distances, distance).normalized_similarity)
-
-
-def _common_subsequence(left: list[str], right: list[str]) -> int:
-    from rapidfuzz.distance import LCSseq
-
-    _check_size(left, right)
-    return int(LCSseq.similarity(left, right))
 
 
 def _check_size(left: Sequence[str], right: Sequence[str]) -> None:

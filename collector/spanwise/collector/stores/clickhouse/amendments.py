@@ -75,7 +75,13 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
     rows = list[StoredAmendment]()
     gone = deletion.find_deleted(db, {target.trace_id for target, _ in encoded} - {NO_TRACE})
     for target, fields in encoded:
-        spans = [target] if target.trace_id != NO_TRACE else _find_calls(db, target, fields) or [target]
+        spans = [target]
+        if target.trace_id == NO_TRACE:
+            calls = [(call.trace_id, call.fact) for call in _find_by_response(db, [target.span_id], target.project)]
+            if FEEDBACK_FIELD in fields:  # it belongs to one call
+                calls = choose_evaluated_call(target.span_id, calls)
+            found = [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in calls]
+            spans = found or spans
         if target.trace_id not in gone:
             text = dumps(fields)
             if len(text) > MAX_AMENDED_BYTES:
@@ -95,8 +101,8 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
         "SELECT trace_id, span_id, project FROM spans FINAL"
         " WHERE trace_id IN {traces:Array(String)} AND span_id IN {spans:Array(String)}"
     )
-    found = db.query(sql, {"traces": [row.trace_id for row in rows], "spans": [row.span_id for row in rows]})
-    present = {AmendmentTarget(row[0], row[1], name) for row in found for name in (row[2], ANY_PROJECT)}
+    spans_found = db.query(sql, {"traces": [row.trace_id for row in rows], "spans": [row.span_id for row in rows]})
+    present = {AmendmentTarget(row[0], row[1], name) for row in spans_found for name in (row[2], ANY_PROJECT)}
     return [
         target.trace_id in gone
         or target in present
@@ -132,14 +138,6 @@ def _find_by_response(db: Database, response_ids: Sequence[str], project: str = 
     rows = db.query(sql, {"ids": list(response_ids), "project": project, "most": MAX_CANDIDATES})
     runs = [decode_run(row) for row in rows]
     return [_Call(run.trace_id, run.span_id, extract_fact(run)) for run in runs]
-
-
-def _find_calls(db: Database, target: AmendmentTarget, fields: Mapping[str, JSON]) -> list[AmendmentTarget]:
-    """Return the stored spans of a model response; if the amendment has feedback, only the call to which it belongs."""
-    calls = [(call.trace_id, call.fact) for call in _find_by_response(db, [target.span_id], target.project)]
-    if FEEDBACK_FIELD in fields:
-        calls = choose_evaluated_call(target.span_id, calls)
-    return [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in calls]
 
 
 def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], stored: Mapping[str, Any]) -> None:

@@ -36,11 +36,9 @@ _HEAD_COLUMNS = (
 )
 
 
-def _select_changes(parameters: QueryParameters, begin: int, end: int) -> str:
+def _select_rows(parameters: QueryParameters, begin: int, end: int, rows: str = _ROWS) -> str:
     after, upto = parameters.bind(begin, "UInt64"), parameters.bind(end, "UInt64")
-    return _CHANGES.format(
-        traces=f"change > {after} AND change <= {upto}", others=f"number > {after} AND number <= {upto}"
-    )
+    return rows.format(traces=f"change > {after} AND change <= {upto}", others=f"number > {after} AND number <= {upto}")
 
 
 def read_changes(db: Database, after: str | None, limit: int, filters: Sequence[Filter]) -> ChangePage:
@@ -54,10 +52,11 @@ def read_changes(db: Database, after: str | None, limit: int, filters: Sequence[
     while not heads and end < horizon:
         end = _find_end(db, position, horizon, limit)
         parameters = QueryParameters()
-        changes = dict(db.query(_select_changes(parameters, position, end), parameters))
-        # A trace is listed at its last change, which may be after this page
+        changes = dict(db.query(_select_rows(parameters, position, end, _CHANGES), parameters))
+        # A trace is listed at its last change, which may be after this page, or have been made since the horizon was read
         last = _read_last_changes(db, list(changes), horizon)
-        heads = _read_heads(db, {id: change for id, change in changes.items() if last[id] == change}, wanted, horizon)
+        current = {id: change for id, change in changes.items() if last.get(id) == change}
+        heads = [head for head in _read_heads(db, current, wanted, horizon) if head.change <= horizon]
         # also past changes of traces without runs, which have no head
         position = max(changes.values(), default=position)
     heads.sort(key=lambda head: (head.change, head.trace_id))
@@ -172,7 +171,7 @@ def _make_head(row: Sequence[Any], change: int, passes: tuple[bool | None, ...])
 def count_later_changes(db: Database, after: str | None) -> tuple[int, int | None]:
     """Return the number of traces in the feed after a position, and the time of the first change among them."""
     parameters = QueryParameters()
-    changes = _select_changes(parameters, parse_change(db, after), db.horizon())
+    changes = _select_rows(parameters, parse_change(db, after), db.horizon(), _CHANGES)
     with_runs = f"SELECT trace_id FROM traces WHERE trace_id IN (SELECT trace_id FROM ({changes}))"
     [(count, first)] = db.query(
         f"SELECT count(), min(change) FROM ({changes}) WHERE trace_id IN ({with_runs})", parameters
@@ -185,8 +184,8 @@ def read_latest_change(db: Database) -> int:
     horizon = db.horizon()
     for seconds in (60, 3600, 86_400, horizon):  # the skip index finds recent changes without reading the others
         parameters = QueryParameters()
-        changes = _select_changes(parameters, max(0, horizon - seconds * 10**9), horizon)
-        [(latest,)] = db.query(f"SELECT max(change) FROM ({changes})", parameters)
+        rows = _select_rows(parameters, max(0, horizon - seconds * 10**9), horizon)
+        [(latest,)] = db.query(f"SELECT max(number) FROM ({rows})", parameters)
         if latest:
             return int(latest)
     return 0

@@ -163,8 +163,9 @@ class Connection:
         bound = dict(parameters or {})
         for name, value in list(bound.items()):
             # The client escapes lists of texts letter by letter, which takes longer than the query for a thousand ids
-            if isinstance(value, list) and len(value) > LITERAL_IDS and is_plain("".join(map(str, value))):
-                sql = sql.replace(f"{{{name}:Array(String)}}", _quote_ids(bound.pop(name)))
+            place = f"{{{name}:Array(String)}}"
+            if place in sql and len(value) > LITERAL_IDS and is_plain("".join(value)):
+                sql = sql.replace(place, "['" + "','".join(bound.pop(name)) + "']")
         try:
             result = self._open().query(sql, parameters=bound, settings=dict(settings or {}))
         except ClickHouseError as error:
@@ -220,8 +221,7 @@ class Connection:
             return self._client
 
     def _connect(self) -> Client:
-        settings = {**_SETTINGS, **(_CLUSTER_SETTINGS if self.cluster else {})}
-        return clickhouse_connect.get_client(
+        client = clickhouse_connect.get_client(
             host=self._host,
             port=self._port,
             username=self._user,
@@ -234,9 +234,12 @@ class Connection:
             compress="lz4" if self._host not in ("localhost", "127.0.0.1", "::1") else False,
             autogenerate_session_id=False,
             autogenerate_query_id=False,
-            settings=settings,
             pool_mgr=get_pool_manager(ca_cert=self._ca_cert, maxsize=MAX_CONNECTIONS, num_pools=1),
         )
+        for name, value in {**_SETTINGS, **(_CLUSTER_SETTINGS if self.cluster else {})}.items():
+            if name in client.server_settings:  # older servers do not know all of them
+                client.set_client_setting(name, value)
+        return client
 
     def _translate(self, error: ClickHouseError, *, is_query: bool = False) -> StoreError:
         """Return the error of the store for an error of the client, without the password."""
@@ -253,10 +256,6 @@ class Connection:
         if code in _REFUSED_CODES:
             return Refused(f"ClickHouse at {self.where} refuses: {text}")
         return StoreError(f"ClickHouse at {self.where} failed: {text}")
-
-
-def _quote_ids(ids: Sequence[str]) -> str:
-    return "['" + "','".join(ids) + "']"
 
 
 def is_plain(text: str) -> bool:

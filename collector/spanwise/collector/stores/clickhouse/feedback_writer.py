@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.records import JSON, Feedback, Outlet, apply_changes
-from spanwise.collector.stores.backends import TargetFeedback
+from spanwise.collector.stores.backends import RuleFeedback, TargetFeedback, compare_claims, find_replaced
 from spanwise.collector.stores.clickhouse import deletion
 from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.feedback_rows import (
@@ -24,7 +24,6 @@ from spanwise.collector.stores.clickhouse.feedback_rows import (
     encode_feedback,
     make_feedback_columns,
 )
-from spanwise.collector.stores.rule_feedback import RuleFeedback, compare_claims, find_replaced
 from spanwise.collector.stores.store_interfaces import OutgoingFeedback
 
 _SELECT = f"SELECT {FEEDBACK_COLUMNS} FROM feedback FINAL"

@@ -95,6 +95,7 @@ _SPANS = Table(
         ("extra String", "JSON of the other fields that only summaries read, see `span_rows`; empty: none"),
         ("resource LowCardinality(String)", "JSON of the resource's attributes"),
         ("payload String CODEC(ZSTD(3))", "JSON of the fields of the run that have no column, see `run_codec`"),
+        (f"number UInt64 DEFAULT {_NOW_NS} + rowNumberInBlock()", "server's time of this insert: order of arrival"),
         ("words String CODEC(ZSTD(3))", "searchable words of inputs and outputs, see `text_search`"),
     ],
 )

@@ -208,15 +208,13 @@ class Summary(NamedTuple):
 
 
 def summarize_facts(spans: Iterable[tuple[Fact, int, str | None]]) -> Summary:
-    """Return the summary of a trace from its facts, their versions, and the versions of their services.
-
-    Spans are sorted, so that the summary does not depend on the collectors at which they arrived, or when.
+    """Return the summary of a trace from its facts in order of arrival, their versions, and the versions of their
+    services.
     """
-    ordered = sorted(spans, key=lambda span: (span[0].start_ns, -span[0].end_ns, span[0].span_id))
-    facts = [fact for fact, _, _ in ordered]
+    facts, versions, services = zip(*spans, strict=True)
     row, position, _ = summarize_trace(facts)
-    checksum = get_checksum(version for _, version, _ in ordered)
-    return Summary(row, facts[position].span_id, ordered[position][2], checksum)
+    checksum = get_checksum(versions)
+    return Summary(row, facts[position].span_id, services[position], checksum)
 
 
 @lru_cache(maxsize=4096)

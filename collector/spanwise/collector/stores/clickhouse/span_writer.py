@@ -119,7 +119,7 @@ class SpanWriter:
         }
 
     def _read_facts(self, where: str, parameters: Mapping[str, Any]) -> dict[str, list[StoredSpan]]:
-        sql = f"SELECT {', '.join(FACT_COLUMNS)}, trace_id FROM spans FINAL WHERE {where}"
+        sql = f"SELECT {', '.join(FACT_COLUMNS)}, trace_id FROM spans FINAL WHERE {where} ORDER BY number"
         found: dict[str, list[StoredSpan]] = {}
         for row in self._db.query(sql, parameters):
             found.setdefault(row[-1], []).append(StoredSpan(decode_fact(row), row[-3], row[-2]))

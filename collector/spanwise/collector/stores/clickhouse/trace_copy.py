@@ -8,6 +8,7 @@ from typing import Any
 
 from spanwise.collector.records import JSON, normalize_feedback
 from spanwise.collector.stores import trace_assembly
+from spanwise.collector.stores.backends import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.clickhouse import schema
 from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters, get_day
 from spanwise.collector.stores.clickhouse.feedback_rows import (
@@ -29,7 +30,6 @@ from spanwise.collector.stores.clickhouse.span_rows import (
     summarize_facts,
 )
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
-from spanwise.collector.stores.copy_interfaces import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.side_records import OPEN_RUN_COLUMNS
 from spanwise.collector.stores.table_rows import dumps, loads
 
@@ -170,7 +170,12 @@ class ClickHouseTraceCopy:
         spans: dict[str, dict[str, SpanRow]] = {}
         for batch in runs:
             ids = [exported.run.trace_id for exported in batch]
-            rows = [_encode_run(exported) for exported in batch]
+            rows = [
+                encode_runs([exported.run]).rows[0]
+                if exported.sent is None
+                else encode_amended_row(exported.run, exported.amended, exported.sent, 1)
+                for exported in batch
+            ]
             days = [get_day(known[trace_id].start_ns) for trace_id in ids]
             keep = [self._spans.find_keep_days(row.fact.project) for row in rows]
             self._db.insert_by_month("spans", make_span_columns(ids, rows, days, keep), secrets.token_hex(8))
@@ -233,13 +238,6 @@ class ClickHouseTraceCopy:
 def _export_run(row: Sequence[Any]) -> ExportedRun:
     sent, amended = decode_amendments(row) or (None, {})
     return ExportedRun(decode_run(row), amended, sent)
-
-
-def _encode_run(exported: ExportedRun) -> SpanRow:
-    if exported.sent is not None:
-        return encode_amended_row(exported.run, exported.amended, exported.sent, 1)
-    [row] = encode_runs([exported.run]).rows
-    return row
 
 
 _EMPTY_ROW: dict[str, Any] = {

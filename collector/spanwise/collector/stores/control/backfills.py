@@ -306,7 +306,7 @@ def _apply_draws(db: WriteConnection, decisions: Iterable[int]) -> None:
     best = (
         "SELECT w.rate, w.probability FROM backfill_draws w LEFT JOIN backfills f ON f.id = w.backfill"
         " WHERE w.decision = decisions.id AND (w.backfill = 0 OR w.place < f.low)"
-        " ORDER BY w.rate IS NULL DESC, w.rate DESC LIMIT 1"
+        " ORDER BY w.rate IS NULL DESC, w.rate DESC, w.backfill LIMIT 1"
     )
     ids = list(decisions)
     select_many(db, f"UPDATE decisions SET (rate, probability) = ({best}) WHERE id IN (%s)", ids)

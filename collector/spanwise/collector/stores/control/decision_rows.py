@@ -228,7 +228,8 @@ def build_row(rule: int, decided: Decision, now: int, backfill: int | None = Non
 COUNTED_OUTCOMES = ("filtered", "sampled_out")
 TAKEN = "taken"  # outcome of a trace that is counted through its rows in `decisions`
 _OUTCOME_CODES = {name: code for code, name in enumerate((None, *COUNTED_OUTCOMES, TAKEN))}
-_BLOCK_TRACES = 4096  # traces per row of `outcomes`, which takes 1 KiB
+_BLOCK_TRACES = 4096  # trace numbers per row of `outcomes`, which takes up to 1 KiB
+_BLOCK_BYTES = _BLOCK_TRACES // 4
 _HOUR_NS = 3_600_000_000_000
 _HAS_ROW = "SELECT 1 FROM decisions WHERE target >= ? AND target < ? AND rule = ? LIMIT 1"
 
@@ -254,7 +255,7 @@ def count_outcomes(db: Connection, rule: int, outcomes: Mapping[str, tuple[int, 
         data = blocks.get(block)
         if data is None:
             row = db.execute("SELECT data FROM outcomes WHERE rule = ? AND block = ?", (rule, block)).fetchone()
-            data = blocks[block] = bytearray(_BLOCK_TRACES // 4) if row is None else bytearray(row[0])
+            data = blocks[block] = bytearray(_BLOCK_BYTES) if row is None else _unpack_block(row[0])
         byte, shift = offset >> 2, (offset & 3) * 2
         before, after = data[byte] >> shift & 3, _OUTCOME_CODES[outcome]
         if before == after or (
@@ -265,10 +266,27 @@ def count_outcomes(db: Connection, rule: int, outcomes: Mapping[str, tuple[int, 
         data[byte] ^= (before ^ after) << shift
         change[before] -= 1
         change[after] += 1
-    rows = [(rule, block, bytes(data)) for block, data in blocks.items()]
+    rows = [(rule, block, _pack_block(data)) for block, data in blocks.items()]
     replace_data = "ON CONFLICT (rule, block) DO UPDATE SET data = excluded.data"
     insert_many(db, "outcomes", ("rule", "block", "data"), rows, replace_data)
     _add_counts(db, rule, now // _HOUR_NS * _HOUR_NS, [change[_OUTCOME_CODES[name]] for name in COUNTED_OUTCOMES])
+
+
+def _pack_block(data: bytearray) -> bytes:
+    """Return the outcomes of a block for the table: the position of the first trace with an outcome, and the bytes from
+    there to the last one. Where numbers of traces are far apart, as times are, these are a few.
+    """
+    begin = len(data) - len(data.lstrip(b"\0"))
+    packed = begin.to_bytes(2, "big") + data[begin:].rstrip(b"\0")
+    return packed if len(packed) < _BLOCK_BYTES else bytes(data)
+
+
+def _unpack_block(packed: bytes) -> bytearray:
+    if len(packed) == _BLOCK_BYTES:
+        return bytearray(packed)
+    data, begin = bytearray(_BLOCK_BYTES), int.from_bytes(packed[:2], "big")
+    data[begin : begin + len(packed) - 2] = packed[2:]
+    return data
 
 
 def _add_counts(db: Connection, rule: int, hour: int, changes: Iterable[int]) -> None:

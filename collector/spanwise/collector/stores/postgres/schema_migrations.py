@@ -86,15 +86,12 @@ def _read_version(session: PostgresSession, where: str) -> int:
 
 def _apply(session: PostgresSession, migrations: Mapping[int, Migration], version: int, where: str) -> None:
     if version == 0:
-        session.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}".encode() if not _has_schema(session) else b"SELECT 1")
+        # CREATE SCHEMA IF NOT EXISTS needs the right to create one even if it exists
+        if session.execute("SELECT to_regnamespace($1)::text", (SCHEMA,)).fetchone() == (None,):
+            session.execute(f"CREATE SCHEMA {SCHEMA}".encode())
         session.execute("CREATE TABLE schema_version (version BIGINT NOT NULL)")
         session.execute("INSERT INTO schema_version VALUES (0)")
     for number in range(version + 1, len(migrations) + 1):
         log.info("migrating %s: %s", where, migrations[number].name)
         session.execute(migrations[number].sql.encode(), prepare=False)
         session.execute("UPDATE schema_version SET version = $1", (number,))
-
-
-def _has_schema(session: PostgresSession) -> bool:
-    # CREATE SCHEMA IF NOT EXISTS needs the right to create one even if it exists
-    return session.execute("SELECT to_regnamespace($1)::text", (SCHEMA,)).fetchone() != (None,)

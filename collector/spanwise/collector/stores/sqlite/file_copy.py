@@ -8,9 +8,9 @@ from functools import partial
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Alert, normalize_feedback
+from spanwise.collector.stores.backends import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.control.control_database import WriteConnection
 from spanwise.collector.stores.control.control_tables import ControlTables
-from spanwise.collector.stores.copy_interfaces import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
 from spanwise.collector.stores.sqlite.database.score_sum_schema import mark_score_sums_stale
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile

@@ -486,7 +486,7 @@ class SQLiteTraces(Backend):
 
 if TYPE_CHECKING:
     from spanwise.collector.stores import LocalStore, Store
-    from spanwise.collector.stores.copy_interfaces import TraceCopy
+    from spanwise.collector.stores.backends import TraceCopy
 
     class _Store(CombinedStore, SQLiteTraces, SQLiteControl):
         """Type of the combined store for type checkers: it takes its operations from these two backends."""

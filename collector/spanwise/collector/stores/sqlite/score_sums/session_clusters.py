@@ -104,9 +104,12 @@ class SessionClusters:
         if not self._grains:
             return
         self._change_grains()
-        self._read_hours()
+        for series, session, hour, label, weight, total, exact, spans in self._select(_SELECT_HOURS, self._hours):
+            stored_hours = self._hours[series, session]
+            stored_hours.stored.setdefault(hour, {})[label] = weight, total, exact
+            stored_hours.spans[hour] = min(spans, stored_hours.spans.get(hour, spans))
         new_hours = [pair for pair, hours in self._hours.items() if not hours.added.keys() <= hours.stored.keys()]
-        on_other_days = self._find_other_days(new_hours)
+        on_other_days = set(self._select(_SELECT_OTHER_DAYS, new_hours))
         for pair, hours in self._hours.items():
             self._change_hours(pair, hours, on_other_days=pair in on_other_days)
         replace_rows(self._db, "score_clusters", _COLUMNS, self._written)
@@ -144,16 +147,6 @@ class SessionClusters:
             elif new.pop(label, None) is not None:
                 self._removed.append((*place, label))
         return new
-
-    def _read_hours(self) -> None:
-        for series, session, hour, label, weight, total, exact, spans in self._select(_SELECT_HOURS, self._hours):
-            hours = self._hours[series, session]
-            hours.stored.setdefault(hour, {})[label] = weight, total, exact
-            hours.spans[hour] = min(spans, hours.spans.get(hour, spans))
-
-    def _find_other_days(self, pairs: Sequence[_SeriesSession]) -> set[_SeriesSession]:
-        """Return those of the series and sessions that have hours on other days than the changed ones."""
-        return set(self._select(_SELECT_OTHER_DAYS, pairs))
 
     def _select(self, sql: str, pairs: Iterable[_SeriesSession]) -> Iterator[Any]:
         bounds = [(*pair, *self._hours[pair].list_days()) for pair in pairs]

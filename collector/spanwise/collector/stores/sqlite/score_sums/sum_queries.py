@@ -73,7 +73,11 @@ def read_measure_sums(file: DatabaseFile, query: MeasureQuery) -> list[ScoreSums
         kept = {block for (block,) in db.execute(sql, (id, first, last))}
         kept -= {grain * GRAIN_NS // query.block_ns for grain in state.grains}
         missing = [block for block in range(first, last) if block not in kept]
-        computed = [sums for part in _list_parts(missing) for sums in sum_measure(db, _cut(query, *part))]
+        parts = [
+            query._replace(since_ns=start * query.block_ns, until_ns=end * query.block_ns)
+            for start, end in _list_parts(missing)
+        ]
+        computed = [sums for part in parts for sums in sum_measure(db, part)]
         found = [sums for sums in read_kept_sums(db, id, query, first, last) if sums.start_ns // query.block_ns in kept]
     if missing:
         # the file is read-only, or the disk is full: the next query computes the blocks again
@@ -89,7 +93,3 @@ def _list_parts(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
         if place == len(blocks) or blocks[place] != blocks[place - 1] + 1:
             yield blocks[start], blocks[place - 1] + 1
             start = place
-
-
-def _cut(query: MeasureQuery, first: int, last: int) -> MeasureQuery:
-    return query._replace(since_ns=first * query.block_ns, until_ns=last * query.block_ns)

@@ -22,8 +22,7 @@ from typing import Any, TypeAlias
 from spanwise.collector.errors import NotFound
 from spanwise.collector.records import JSON, Feedback, Outlet, Target, apply_changes, restore_feedback
 from spanwise.collector.statistics import is_anonymous
-from spanwise.collector.stores.backends import TargetFeedback
-from spanwise.collector.stores.rule_feedback import RuleFeedback, compare_claims, find_replaced
+from spanwise.collector.stores.backends import RuleFeedback, TargetFeedback, compare_claims, find_replaced
 from spanwise.collector.stores.sqlite.database import score_sum_schema
 from spanwise.collector.stores.sqlite.database.schema import INDEX_FEEDBACK_ORDER
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
