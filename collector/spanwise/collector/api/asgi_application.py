@@ -120,7 +120,7 @@ class SecurityMiddleware:
             if refusal is not None:
                 return refusal
             if CREDENTIAL_HEADERS.isdisjoint(headers):
-                return Access(address=address)
+                return _anonymous_access(address)
         elif (session := await self._session(scope, headers, address)) is not None:
             return session
         return await self.authenticator.admit(scope["headers"], address, lambda: self._needed(scope))
@@ -204,6 +204,11 @@ def _check_host_name(netloc: bytes) -> Refusal | None:
 
 
 @lru_cache(64)
+def _anonymous_access(address: str) -> Access:
+    """Return the access of a request without a key where none is required."""
+    return Access(address=address)
+
+
 def check_forwarded(headers: Iterable[tuple[str | bytes, str | bytes]]) -> Refusal | None:
     """Return a refusal if a proxy on this machine forwards the request of a remote sender.
 
