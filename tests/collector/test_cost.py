@@ -283,6 +283,8 @@ def test_memory_is_given_back_after_a_huge_request_that_failed():
 class Waiting:
     """A `Serving` over a store that keeps a batch of more than one run only when it may."""
 
+    is_exclusive = True
+
     def __init__(self, store: SQLiteStore) -> None:
         self.store, self.where, self.announce = store, store.where, store.announce
         self.health, self.trouble = store.health, store.trouble
