@@ -123,15 +123,15 @@ OF_TRACES = {f"collector.conformance_{name}" for name in ("feed", "judgements", 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out cases of two backends that another pair covers, and mark those over ClickHouse."""
+    """Leave out cases of two backends that another pair covers, and mark those that need a server."""
     kept = []
     for item in items:
         is_of_traces = getattr(item, "function", item).__module__ in OF_TRACES
         if "+postgres" in item.name and is_of_traces:
             continue
-        if "clickhouse+" in item.name:
-            if "clickhouse+sqlite" in item.name and not is_of_traces:
-                continue
+        if "clickhouse+sqlite" in item.name and not is_of_traces:
+            continue
+        if "clickhouse+" in item.name or "+postgres" in item.name:
             item.add_marker(pytest.mark.process)
         kept.append(item)
     items[:] = kept

@@ -21,6 +21,8 @@ from spanwise.collector.stores import CombinedStore, Store
 from spanwise.collector.stores.clickhouse import ClickHouseTraces
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl
 
+pytestmark = pytest.mark.process
+
 SECRET = "key-of-the-shop"
 OWN, OTHER = "1" * 32, "2" * 32
 

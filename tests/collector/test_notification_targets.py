@@ -208,7 +208,8 @@ def test_a_mail_server_that_hangs_is_left_after_the_time_limit(command: str) -> 
     with SMTPReceiver(replies={command: b""}) as receiver:
         begun = time.monotonic()
         result = mail(receiver.port, timeout_s=0.3).send(notification(), BASE)
-        assert result.error in ("no complete reply within 0.3 s", "timed out")
+        assert result.error is not None
+        assert "no complete reply within 0.3 s" in result.error or "timed out" in result.error
         assert time.monotonic() - begun < 10
 
 

@@ -35,6 +35,8 @@ from spanwise.collector.stores.backends import DecisionQuery, DeletedTraces
 from spanwise.collector.stores.postgres import PostgresControl
 from spanwise.collector.stores.sqlite import SQLiteStore
 
+pytestmark = pytest.mark.process
+
 HOSTILE = [
     "it's",
     '"quoted"',
