@@ -24,7 +24,7 @@ from spanwise.collector.records import OpenRun, Run
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.connections import MAX_READERS
-from spanwise.collector.stores.sqlite.query.trace_queries import LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES
+from spanwise.collector.stores.store_interfaces import LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES
 
 
 @pytest.fixture

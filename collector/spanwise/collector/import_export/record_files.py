@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -46,6 +46,7 @@ from spanwise.collector.records import (
     TraceSummary,
     canonical_json,
     iterate_pages,
+    split_batches,
 )
 from spanwise.collector.stores import Store
 from spanwise.tracer import attribute_names as names
@@ -292,10 +293,10 @@ def export_lines(store: Store, format: str, filter: Filter | None = None) -> Ite
             yield record_encoding.encode({"record": kind, "value": record}), Counter({kind: 1})
         return
     for runs in _runs(store, filter):
-        for batch in _split_batches(iter(runs), RUNS_PER_LINE):
+        for batch in split_batches(iter(runs), RUNS_PER_LINE):
             line, inexpressible = encode_runs(batch)
             yield line, Counter({"run": len(batch) - len(inexpressible), "left out": len(inexpressible)})
-    for feedback in _split_batches(_feedback(store, filter), RUNS_PER_LINE):
+    for feedback in split_batches(_feedback(store, filter), RUNS_PER_LINE):
         yield encode_feedback(feedback), Counter(feedback=len(feedback))
 
 
@@ -380,11 +381,6 @@ def _split_trace_batches(summaries: Iterable[TraceSummary]) -> Iterator[list[Tra
 
 def _feedback(store: Store, filter: Filter | None) -> Iterator[Feedback]:
     yield from iterate_pages(partial(store.feedbacks, filter, limit=RUNS_PER_LINE))
-
-
-def _split_batches(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    while batch := list(islice(items, size)):
-        yield batch
 
 
 # File importer: idempotent import of OTLP and JSON Lines in batches.

@@ -29,6 +29,7 @@ import msgspec
 from spanwise.collector.address_parsing import check_database_path, hide_password
 from spanwise.collector.errors import Refused
 from spanwise.collector.record_corrections import DAY_NS
+from spanwise.collector.records import split_batches
 from spanwise.collector.stores.backends import DeletedTraces, NumberedFeedback, TraceCopy, TracePosition
 from spanwise.collector.stores.control.control_tables import CONTROL_TABLES, ControlTables, Row
 
@@ -146,7 +147,7 @@ def copy_store(source: CopyEnd, target: CopyEnd, state_file: Path, report: Repor
     for positions in _list_positions(source.trace_copy()):
         target.trace_copy().import_positions(positions)
     is_first = True
-    for records in _split(source.trace_copy().list_side_records(), ROWS_PER_STEP):
+    for records in split_batches(source.trace_copy().list_side_records(), ROWS_PER_STEP):
         target.trace_copy().import_side_records(records, first=is_first)
         is_first = False
     if is_first:
@@ -299,7 +300,7 @@ def _copy_table(source: ControlTables, target: ControlTables, table: str, report
 def _list_positions(traces: TraceCopy, after: int = 0) -> Iterator[list[TracePosition]]:
     """Yield the positions of traces in the order of their numbers, in steps of a copy."""
     while positions := traces.list_positions(after, TRACES_PER_PAGE):
-        yield from _split(positions, TRACES_PER_STEP)
+        yield from split_batches(positions, TRACES_PER_STEP)
         after = positions[-1].number
 
 
@@ -316,17 +317,6 @@ def _list_rows(tables: ControlTables, table: str, columns: Sequence[str]) -> Ite
     while rows := tables.export_rows(table, columns, after, ROWS_PER_STEP):
         yield rows
         after = tables.get_key(table, columns, rows[-1])
-
-
-def _split(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    batch = list[T]()
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def _each_trace(traces: TraceCopy, days: set[int] | None = None) -> Iterator[tuple[TracePosition, int]]:

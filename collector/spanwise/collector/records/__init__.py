@@ -124,6 +124,7 @@ if TYPE_CHECKING:
         TraceSummary,
         TreeNode,
         iterate_pages,
+        split_batches,
     )
 else:
     __getattr__, __dir__ = lazy(
@@ -133,7 +134,7 @@ else:
         data_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage assign_session_project feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback Case Dataset EXAMPLE_ATTRIBUTE Example ExampleNumbering Experiment PERTURBATION_KINDS derive_example_id find_root_id is_perturbed number_duplicates",
         json_values="BackfillState DatasetKind DeliveryOutcome JSON Outcome Period QueueStatus RuleTarget Scope Source SpendGroup Status Verdict canonical_json",
         notification_records="Delivery Notification NotificationStatus make_test_notification",
-        query_results="Bucket FeedbackStats MAX_UNINDEXED Page RunScores ScoreSums SessionSummary TablePage TraceSummary TreeNode iterate_pages",
+        query_results="Bucket FeedbackStats MAX_UNINDEXED Page RunScores ScoreSums SessionSummary TablePage TraceSummary TreeNode iterate_pages split_batches",
         backfill_records="Backfill BackfillPreview",
     )
 
@@ -235,4 +236,5 @@ __all__ = [
     "normalize_target",
     "number_duplicates",
     "restore_feedback",
+    "split_batches",
 ]

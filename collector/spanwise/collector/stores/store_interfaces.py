@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from spanwise.collector.errors import TooLarge
 from spanwise.collector.filters import CONDITIONS, EVALUATOR_KIND, Filter
 from spanwise.collector.records import (
     JSON,
@@ -1065,6 +1066,21 @@ class FeedbackSource(Protocol):
 
     def find_stored_feedback(self, ids: Collection[str]) -> set[str]:
         """Return those of the ids under which feedback is stored."""
+
+
+# bytes of payloads before compression: size above which traces are lazy, and maximum size of an answer
+LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES = 1024 * 1024, 512 * 1024 * 1024
+ROW_BYTES = 500  # bytes of a row without its payload
+
+
+def is_large_answer(size: int) -> bool:
+    """Return whether traces of this size are returned as `LazyTrace`. Raise `TooLarge` beyond `MAX_ANSWER_BYTES`."""
+    if size > MAX_ANSWER_BYTES:
+        raise TooLarge(
+            f"the traces have {size:,} bytes of runs, and a response at most {MAX_ANSWER_BYTES:,}; request fewer traces"
+            " at once, or the runs of one trace page by page"
+        )
+    return size > LARGE_ANSWER_BYTES
 
 
 # maximum number of runs in a batch, and number of stored bytes at which a batch ends

@@ -8,13 +8,13 @@ scores of a window.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.records import Bucket, FeedbackStats, ScoreSums
+from spanwise.collector.records import Bucket, FeedbackStats, ScoreSums, split_batches
 from spanwise.collector.statistics import GRAIN_S, SampledMean, estimate_sums
 from spanwise.collector.stores.backends import (
     BucketScore,
@@ -369,7 +369,7 @@ def weigh_buckets(
     `scores` are the rules' scores of the traces that the buckets cover.
     """
     clusters = ClusterSums[tuple[BucketPlace, str]]()
-    for chunk in _split(scores, SCORES_PER_READ):
+    for chunk in split_batches(scores, SCORES_PER_READ):
         by_rule: dict[tuple[str, str], list[BucketScore]] = defaultdict(list)
         for each in chunk:
             by_rule[each.score.feedback.rule or "", each.project].append(each)
@@ -397,17 +397,6 @@ def _add_score(sums: ClusterSums[P], place: P, block: int, score: RuleScore, pro
     owner = feedback.target.trace_id or str(feedback.target.session_id)
     for label, amounts in score_amounts(feedback.outcome, value, feedback.label, probability):
         sums.add(place, block, owner, score.session_id, label, amounts)
-
-
-def _split(scores: Iterable[BucketScore], size: int) -> Iterator[list[BucketScore]]:
-    chunk = list[BucketScore]()
-    for each in scores:
-        chunk.append(each)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def replace_bucket_means(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from spanwise.collector.errors import NotFound, TooLarge
+from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores.clickhouse import record_lists
@@ -17,7 +17,7 @@ from spanwise.collector.stores.clickhouse.connection import Connection, QueryPar
 from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES, compile_filter
 from spanwise.collector.stores.clickhouse.span_rows import RUN_COLUMNS, decode_run
-from spanwise.collector.stores.store_interfaces import LazyTrace
+from spanwise.collector.stores.store_interfaces import ROW_BYTES, LazyTrace, is_large_answer
 from spanwise.collector.stores.table_rows import loads, parse_text_cursor
 from spanwise.collector.stores.trace_assembly import (
     DerivationNode,
@@ -296,11 +296,6 @@ def _attach_runs(db: Connection, headers: Mapping[str, TraceHeader]) -> list[Tra
     return traces
 
 
-# bytes of payloads: size above which traces are lazy, and maximum size of an answer
-LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES = 1024 * 1024, 512 * 1024 * 1024
-ROW_BYTES = 500  # bytes of a row without its payload
-
-
 def read_lazily(db: Connection, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
     """Return traces in the order requested: all decoded, or all lazy if they exceed `LARGE_ANSWER_BYTES`.
 
@@ -308,13 +303,8 @@ def read_lazily(db: Connection, trace_ids: Sequence[str]) -> Sequence[Trace | La
     """
     headers = _read_headers(db, trace_ids)
     size = sum(header.size for header in headers.values())
-    if size <= LARGE_ANSWER_BYTES:
+    if not is_large_answer(size):
         return _attach_runs(db, headers)
-    if size > MAX_ANSWER_BYTES:
-        raise TooLarge(
-            f"the traces have {size:,} bytes of runs, and a response at most {MAX_ANSWER_BYTES:,}; request fewer traces"
-            " at once, or the runs of one trace page by page"
-        )
     traces = []
     for trace_id, rows in read_rows(db, headers).items():
         root_row = next((row for row in rows if row[1] == headers[trace_id].root), None)

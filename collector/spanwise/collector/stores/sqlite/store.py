@@ -39,7 +39,6 @@ from spanwise.collector.records import (
     TreeNode,
     normalize_feedback,
 )
-from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.backends import (
     BucketScore,
     DeletedTraces,
@@ -74,6 +73,7 @@ from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
 from spanwise.collector.stores.table_rows import select_many
+from spanwise.collector.stores.trace_assembly import encode_fields, merge_fields
 from spanwise.collector.stores.weighted_sums import SumsQuery
 
 # Trace backend: operations on runs, feedback and queries over the database file.
@@ -116,9 +116,9 @@ class SQLiteTraces(Backend):
         fields: dict[AmendmentTarget, list[Mapping[str, JSON]]] = {}
         targets = [get_amendment_target(amendment) for amendment in amendments]
         for target, amendment in zip(targets, amendments, strict=True):
-            fields.setdefault(target, []).append(trace_assembly.encode_fields(amendment.fields))
+            fields.setdefault(target, []).append(encode_fields(amendment.fields))
         # merge the amendments of each run, so that the run is read and written only once
-        merged = {target: trace_assembly.merge_fields(*some) for target, some in fields.items()}
+        merged = {target: merge_fields(*some) for target, some in fields.items()}
         appender = self._file.appender
 
         def apply(_: sqlite3.Connection) -> dict[AmendmentTarget, bool]:
@@ -485,8 +485,8 @@ class SQLiteTraces(Backend):
 # SQLite store: trace backend and control backend over one database file, read-only where it is not writable.
 
 if TYPE_CHECKING:
-    from spanwise.collector.stores import LocalStore, Store
     from spanwise.collector.stores.backends import TraceCopy
+    from spanwise.collector.stores.store_interfaces import LocalStore, Store
 
     class _Store(CombinedStore, SQLiteTraces, SQLiteControl):
         """Type of the combined store for type checkers: it takes its operations from these two backends."""

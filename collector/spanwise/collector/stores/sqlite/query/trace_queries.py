@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
-from spanwise.collector.errors import NotFound, TooLarge
+from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, MAX_UNINDEXED, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores import table_rows
@@ -20,7 +20,7 @@ from spanwise.collector.stores.sqlite.query.filter_sql import (
     plan_query,
 )
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
-from spanwise.collector.stores.store_interfaces import LazyTrace
+from spanwise.collector.stores.store_interfaces import ROW_BYTES, LazyTrace, is_large_answer
 from spanwise.collector.stores.table_rows import loads, parse_cursor, select_many
 from spanwise.collector.stores.trace_assembly import (
     DerivationNode,
@@ -295,11 +295,6 @@ def read_headers(reader: Reader, trace_ids: Sequence[str]) -> dict[str, TraceHea
     return headers
 
 
-# payloads before compression: size above which traces are lazy, and maximum size of an answer
-LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES = 1024 * 1024, 512 * 1024 * 1024
-ROW_BYTES = 500  # bytes of a row without its payload
-
-
 def read_lazily(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
     """Return traces in the order requested: all in memory, or all lazy if they exceed `LARGE_ANSWER_BYTES`.
 
@@ -307,13 +302,8 @@ def read_lazily(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | La
     """
     headers = read_headers(reader, trace_ids)
     size = sum(header.size for header in headers.values())
-    if size <= LARGE_ANSWER_BYTES:
+    if not is_large_answer(size):
         return attach_runs(reader, headers)
-    if size > MAX_ANSWER_BYTES:
-        raise TooLarge(
-            f"the traces have {size:,} bytes of runs, and a response at most {MAX_ANSWER_BYTES:,}; request fewer traces"
-            " at once, or the runs of one trace page by page"
-        )
     rows = reader.rows_of([header.key for header in headers.values()])
     detached = reader.detach([row for rows_of_trace in rows.values() for row in rows_of_trace])
     return [
