@@ -115,7 +115,7 @@ def test_every_secret_is_in_the_example_of_the_environment() -> None:
 @pytest.mark.parametrize(("name", "command"), [("collector-1", "serve"), ("monitor-1", "monitor run")])
 def test_the_options_of_the_commands_exist(name: str, command: str) -> None:
     help_ = subprocess.run(
-        [shutil.which("spanwise") or "spanwise", *command.split(), "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "spanwise", *command.split(), "--help"], capture_output=True, text=True, check=True
     ).stdout
     for option in SERVICES[name]["command"]:
         if option.startswith("--"):

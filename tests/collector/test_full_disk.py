@@ -126,10 +126,30 @@ def test_a_log_that_finds_no_room_in_the_database_is_copied_when_there_is_some(d
 
 
 @pytest.mark.process
+def test_a_reserve_grows_after_the_log_is_copied_if_the_disk_has_no_room_for_both(disk: Path) -> None:
+    (disk / "spanwise.db-wal").write_bytes(bytes(12 * 2**20))
+    reserve, file = DiskReserve(str(disk / "spanwise.db")), disk / "spanwise.db.reserve"
+    assert reserve.keep(database=12 * 2**20)
+    assert file.stat().st_size == MIN_RESERVE_BYTES
+    assert reserve.keep(database=0)
+    assert file.stat().st_size == 12 * 2**20
+
+
+@pytest.mark.process
+def test_a_reserve_grows_while_the_log_cannot_be_copied(disk: Path) -> None:
+    (disk / "spanwise.db-wal").write_bytes(bytes(17 * 2**20))
+    assert not DiskReserve(str(disk / "spanwise.db")).keep(database=17 * 2**20)
+    (disk / "spanwise.db-wal").write_bytes(bytes(12 * 2**20))
+    (disk / "others").write_bytes(bytes(7 * 2**20))
+    assert DiskReserve(str(disk / "spanwise.db")).keep(database=14 * 2**20)
+    assert (disk / "spanwise.db.reserve").stat().st_size == 12 * 2**20
+
+
+@pytest.mark.process
 def test_while_the_reserve_is_given_up_a_notification_is_sent_once_and_recorded_later(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store, HTTPReceiver() as receiver:
         store.add_notifications([notification(headline="The store is full.")])
-        store._file.writer.reserve.keep()
+        store._file.writer.reserve.keep(database=0)
         (tmp_path / "spanwise.db.reserve").mkdir()  # so that there is no room for it
         store._file.writer.reserve.is_available = False
         hook = HTTPTarget(name="ops", kind="webhook", url=receiver.url, allowed=parse_allowed(["127.0.0.1"]))
@@ -150,7 +170,7 @@ def test_while_the_reserve_is_given_up_only_what_makes_room_is_written(tmp_path:
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([run("a"), run("b")])
         reserve = store._file.writer.reserve
-        reserve.keep()
+        reserve.keep(database=0)
         (tmp_path / "spanwise.db.reserve").mkdir()  # so that there is no room for it
         reserve.is_available = False
         with pytest.raises(Unavailable, match="delete something"):
@@ -167,7 +187,7 @@ def test_a_reserve_is_kept_while_everything_is_in_the_log(tmp_path: Path) -> Non
     with log.open("wb") as made:
         made.truncate(100 * 2**20)
     reserve = DiskReserve(str(file))
-    assert reserve.keep()
+    assert reserve.keep(database=0)
     assert kept.stat().st_size >= 100 * 2**20  # the database grows by as much when the log is emptied
 
 
@@ -175,17 +195,17 @@ def test_a_reserve_grows_with_its_database_and_is_private(tmp_path: Path) -> Non
     file, kept = tmp_path / "spanwise.db", tmp_path / "spanwise.db.reserve"
     file.write_bytes(b"")
     reserve = DiskReserve(str(file))
-    assert (reserve.keep(), kept.exists()) == (True, False)
+    assert (reserve.keep(database=0), kept.exists()) == (True, False)
     for size, expected in (
         (8 * 2**20, MIN_RESERVE_BYTES),
         (64 * 2**20, 2 * MIN_RESERVE_BYTES),
         (2**30, 16 * MIN_RESERVE_BYTES),
     ):
         os.truncate(file, size)
-        assert reserve.keep()
+        assert reserve.keep(database=0)
         assert (kept.stat().st_size, kept.stat().st_mode & 0o777) == (expected, 0o600)
     assert (reserve.give_up(), reserve.is_available, kept.exists()) == (True, False, False)
-    assert (reserve.keep(), kept.stat().st_size) == (True, 16 * MIN_RESERVE_BYTES)
+    assert (reserve.keep(database=0), kept.stat().st_size) == (True, 16 * MIN_RESERVE_BYTES)
 
 
 def test_an_alert_about_a_full_disk_fires_and_is_notified(disk):

@@ -300,16 +300,17 @@ FILE_REPLACED = "the database file was removed or replaced while it was open"
 WAL_REPLACED = "the database's write-ahead log was removed or replaced while it was open"
 FOREIGN_WRITER = "another program has written to the database while it was open"
 # Byte ranges in the index of the write-ahead log (sqlite.org/walformat.html): the transaction counter, the number of
-# frames, and the number of frames already copied into the database.
-_COUNT, _FRAMES, _COPIED = slice(8, 12), slice(16, 20), slice(96, 100)
+# frames, the number of pages of the database with the log, and the number of frames already copied into the database.
+_COUNT, _FRAMES, _PAGES, _COPIED = slice(8, 12), slice(16, 20), slice(20, 24), slice(96, 100)
 _FRAME = 24  # size of a frame header in bytes
 
 
 class WalSize(NamedTuple):
-    """Size of the write-ahead log in bytes: in total, and the part not yet copied into the database."""
+    """Sizes in bytes: of the write-ahead log, of its part not yet copied into the database, of the database with it."""
 
     bytes: int
     waiting: int
+    database: int
 
 
 class FileWatch:
@@ -331,8 +332,9 @@ class FileWatch:
     def log(self) -> WalSize:
         """Return the size of the log. Safe to call from any thread."""
         index = os.pread(self._index, 100, 0)
-        frames, copied = (int.from_bytes(index[field], sys.byteorder) for field in (_FRAMES, _COPIED))
-        return WalSize(frames * self._frame, max(0, frames - copied) * self._frame)
+        frames, pages, copied = (int.from_bytes(index[field], sys.byteorder) for field in (_FRAMES, _PAGES, _COPIED))
+        waiting = max(0, frames - copied) * self._frame
+        return WalSize(frames * self._frame, waiting, pages * (self._frame - _FRAME))
 
     def check_before_write(self) -> None:
         """Check, inside a transaction and before its first write, that no other program has written.

@@ -68,13 +68,23 @@ class DiskReserve:
         self.is_available = not had and self.is_available
         return had
 
-    def keep(self) -> bool:
-        """Ensure that the reserve has the size that the database requires; return False if the disk lacks the space."""
+    def keep(self, database: int) -> bool:
+        """Ensure that the reserve has the size that the database requires; return False if the disk lacks the space.
+
+        `database` is the size in bytes that the database file will have when the log is copied into it. If the disk has
+        room for that, but not for a larger reserve too, the log comes first: until it is copied, the reserve keeps its
+        size, or gets the smallest one.
+        """
         size, log = file_size(self._database_path), file_size(self._database_path + "-wal")
         share = min(MAX_RESERVE_BYTES, max(MIN_RESERVE_BYTES, (size + log) // RESERVE_SHARE))
         wanted = 0 if size + log < RESERVE_FROM_BYTES else max(share, min(log, MAX_WAL_RESERVE_BYTES))
         if wanted >= self._bytes + self._bytes // 4 + 1 or not self.is_available:
-            self.is_available = self._allocate(max(wanted, MIN_RESERVE_BYTES))
+            free = self._get_free_bytes()
+            wanted, growth = max(wanted, MIN_RESERVE_BYTES), max(0, database - size)
+            is_copying = file_size(self._database_path) != size
+            if is_copying or growth <= free < growth + wanted - self._bytes:
+                wanted = max(self._bytes, MIN_RESERVE_BYTES)
+            self.is_available = wanted == self._bytes or self._allocate(wanted)
         return self.is_available
 
     def has_room_for(self, pages: int, page_size: int) -> bool:
@@ -82,8 +92,11 @@ class DiskReserve:
 
         Called before a checkpoint, because one that fails halfway would use up the remaining space.
         """
+        return pages * page_size - file_size(self._database_path) <= self._get_free_bytes()
+
+    def _get_free_bytes(self) -> int:
         disk = os.statvfs(os.path.dirname(self._database_path) or ".")
-        return pages * page_size - file_size(self._database_path) <= disk.f_bavail * disk.f_frsize
+        return disk.f_bavail * disk.f_frsize
 
     def _allocate(self, size: int) -> bool:
         try:

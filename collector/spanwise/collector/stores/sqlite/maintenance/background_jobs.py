@@ -500,7 +500,7 @@ class BackgroundWorker:
         self._file.announce_again()
         # Check if the disk has free space again. Clients send nothing to a server that reports not ready, so there
         # would be no write that detects it.
-        if self._writer.reserve.keep() and not self._writer.writable:
+        if self._writer.reserve.keep(self._file.watch.log().database) and not self._writer.writable:
             self._writer.call(_rewrite_version)
         busy = self.index_round()
         return self._work_round() or busy
