@@ -36,11 +36,15 @@ START_SECONDS = 60.0
 
 
 class ClickHouseServer:
-    """Server process, on a port that the system chooses, with data in a new folder. `stop` deletes the folder."""
+    """Server process, on a port that the system chooses, with data in a new folder. `stop` deletes the folder.
 
-    def __init__(self) -> None:
+    `kept` is the path of a folder that is used instead and not deleted.
+    """
+
+    def __init__(self, kept: str | None = None) -> None:
         self._real = os.environ.get(VARIABLE)
-        self._folder = "" if self._real else tempfile.mkdtemp(prefix="spanwise-clickhouse-")
+        self._is_kept = kept is not None
+        self._folder = "" if self._real else kept or tempfile.mkdtemp(prefix="spanwise-clickhouse-")
         self._numbers = count()
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
@@ -77,7 +81,7 @@ class ClickHouseServer:
 
     def stop(self) -> None:
         self.kill()
-        if self._folder:
+        if self._folder and not self._is_kept:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def url(self, database: str) -> str:
