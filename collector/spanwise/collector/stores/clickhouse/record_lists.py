@@ -65,7 +65,8 @@ def _values(row: Any) -> Sequence[Any]:
 # Traces in an order, page by page
 
 Place: TypeAlias = tuple[Any, str]  # value by which a list is sorted, and trace id; unique in a list
-_SPARE = (1, 4, 16)  # rows checked at once, for each trace that is missing
+_SPARE = (1, 4, 16)  # places checked at once, for each trace that is missing
+_MAX_CHECKED = 5_000
 
 
 def find_places(
@@ -81,7 +82,7 @@ def find_places(
     """
     found: list[Place] = []
     for spare in _SPARE:
-        count = spare * (limit - len(found))
+        count = min(spare * (limit - len(found)), _MAX_CHECKED)
         rows = ask(ALL_VERSIONS, QueryParameters(is_loose=True), last, 2 * count)
         places = list(dict.fromkeys(rows))
         if places:

@@ -75,18 +75,18 @@ def compile_text(text: str, parameters: QueryParameters) -> list[str]:
     """
     terms = compile_terms(text)
     check_terms(terms)
-    searches = [" AND ".join(_compile_term(term, parameters)) for term in terms]
-    found = [f"t.trace_id IN (SELECT trace_id FROM {parameters.rows_of('spans')} AND {search})" for search in searches]
-    return [_unless_frequent(*each) for each in zip(searches, found, strict=True)] if parameters.is_loose else found
-
-
-def _unless_frequent(search: str, found: str) -> str:
-    """Return a loose condition that all traces meet if as many spans as half of the traces have the term.
-
-    The index counts spans without reading them. Then most of the newest traces have the term.
-    """
-    is_frequent = f"(SELECT 2 * count() > (SELECT count() FROM traces) FROM spans WHERE {search})"
-    return f"({is_frequent} OR {found[:-1]} AND NOT {is_frequent}))"
+    found = []
+    for term in terms:
+        search = " AND ".join(_compile_term(term, parameters))
+        of_spans = f"SELECT trace_id FROM {parameters.rows_of('spans')} AND {search}"
+        if parameters.is_loose:
+            # The index counts spans without reading them. If as many spans as half of the traces have the term, most of
+            # the newest traces have it
+            is_frequent = f"(SELECT 2 * count() > (SELECT count() FROM traces) FROM spans WHERE {search})"
+            found.append(f"({is_frequent} OR t.trace_id IN ({of_spans} AND NOT {is_frequent}))")
+        else:
+            found.append(f"t.trace_id IN ({of_spans})")
+    return found
 
 
 def _compile_term(term: IndexTerm, parameters: QueryParameters) -> list[str]:

@@ -1,7 +1,7 @@
 """Trace queries: lists of summaries, whole traces, large traces decoded lazily, tree and pages of runs.
 
-Lists read the table of summaries in one pass, however many conditions a filter has: for 400,000 traces that takes
-tens of milliseconds. All rows of a trace are found by primary key.
+Lists read the table of summaries in one pass, however many conditions a filter has, without `FINAL`; then they read the
+current rows of the traces found (`record_lists.find_places`). All rows of a trace are found by primary key.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def select_traces(
     The first column is `t.trace_id`. Columns are only read from the rows of few traces. Raise `Refused` for an invalid
     cursor.
     """
-    rows = dict[str, Any]()
+    rows, most = dict[str, Any](), limit + 1
 
     def ask(source: str, parameters: QueryParameters, last: record_lists.Place | None, limit: int) -> list[Any]:
         condition = f"{compile_filter(filter, parameters)} AND {where}"
@@ -85,14 +85,15 @@ def select_traces(
                 f" AND (t.start_ns, t.trace_id) < ({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
             )
         order = f"ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(limit)}"
-        shown = columns if parameters.within else "t.trace_id"
+        are_few = parameters.within is not None and limit <= most
+        shown = columns if are_few else "t.trace_id"
         found = db.query(f"SELECT t.start_ns, {shown} FROM {source} WHERE {condition} {order}", parameters)
-        rows.update((row[1], row[1:]) for row in found if parameters.within)
+        rows.update((row[1], row[1:]) for row in found if are_few)
         return [row[:2] for row in found]
 
-    found = record_lists.find_places(ask, limit + 1, None if cursor is None else parse_text_cursor(cursor))
+    found = record_lists.find_places(ask, most, None if cursor is None else parse_text_cursor(cursor))
     next = "{}.{}".format(*found[limit - 1]) if len(found) > limit else None
-    trace_ids = [trace_id for _, trace_id in found[:limit]]
+    trace_ids = list(dict.fromkeys(trace_id for _, trace_id in found[:limit]))  # a start may just have moved
     rows.update((row[0], row) for row in read_in_order(db, columns, [id for id in trace_ids if id not in rows]))
     return [rows[trace_id] for trace_id in trace_ids if trace_id in rows], next
 
