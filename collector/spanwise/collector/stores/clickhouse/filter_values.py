@@ -161,8 +161,8 @@ class _ValueReader:
     def _find_text(self, text: str, trace_ids: Sequence[str]) -> set[str]:
         """Return which of some traces contain all terms of a text."""
         parameters = QueryParameters()
-        within = parameters.texts(trace_ids)
-        conditions = compile_text(text, parameters, within)
+        within = parameters.limit_to(trace_ids)
+        conditions = compile_text(text, parameters)
         if not conditions:
             return set(trace_ids)
         sql = f"SELECT trace_id FROM traces AS t FINAL WHERE t.trace_id IN {within} AND {' AND '.join(conditions)}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from spanwise.collector import filters
 from spanwise.collector.errors import Refused
@@ -22,10 +22,12 @@ from spanwise.collector.stores.backends import RuleScore, ScoreQuery
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import (
+    ALL_VERSIONS,
     SLOT_COLUMNS,
     TRACES,
     VISIBLE_SQL,
     compile_filter,
+    current_rows,
     newest_feedback,
 )
 from spanwise.collector.stores.table_rows import parse_text_cursor
@@ -58,6 +60,40 @@ def read_newest_feedback(db: Connection, trace_ids: Collection[str]) -> dict[str
 def _values(row: Any) -> Sequence[Any]:
     """Return the values of a tuple, which the client returns as a mapping if its fields have names."""
     return tuple(row.values()) if isinstance(row, Mapping) else row
+
+
+# Traces in an order, page by page
+
+Place: TypeAlias = tuple[Any, str]  # value by which a list is sorted, and trace id; unique in a list
+_SPARE = (1, 4, 16)  # places checked at once, for each trace that is missing
+_MAX_CHECKED = 5_000
+
+
+def find_places(
+    ask: Callable[[str, QueryParameters, Place | None, int], Sequence[Place]], limit: int, last: Place | None
+) -> list[Place]:
+    """Return the places of the first `limit` traces of a list, after the place `last`.
+
+    `ask(source, parameters, last, limit)` returns the places of the rows of a source that pass the list's filter.
+
+    Reading all traces with `FINAL` takes several times as long as without. So the rows of all versions are read first,
+    among them the current ones of all traces that pass. Then the current rows of the first traces are read by id. The
+    other places found are of replaced rows.
+    """
+    found: list[Place] = []
+    for spare in _SPARE:
+        count = min(spare * (limit - len(found)), _MAX_CHECKED)
+        rows = ask(ALL_VERSIONS, QueryParameters(is_loose=True), last, 2 * count)
+        places = list(dict.fromkeys(rows))
+        if places:
+            parameters = QueryParameters()
+            source = current_rows(parameters.limit_to({trace_id for _, trace_id in places[:count]}))
+            current = set(ask(source, parameters, last, count))
+            found += [place for place in places[:count] if place in current]
+            last = places[:count][-1]
+        if len(found) >= limit or (len(places) <= count and len(rows) < 2 * count):
+            return found[:limit]
+    return found + list(ask(TRACES, QueryParameters(), last, limit - len(found)))
 
 
 # Traces and sessions sorted by a number, page by page.
@@ -116,28 +152,22 @@ class SortedSet(NamedTuple):
 
 def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> SortedSet:
     """Return the set of the traces that pass now. `unlimited`: all of them can be sorted, and are not counted."""
-    upto_sql = "(SELECT max(number) FROM traces)"
-    if unlimited:
-        [[upto]] = db.query(f"SELECT {upto_sql}")
-        return SortedSet(upto, None, 0)
-    parameters, limit = QueryParameters(), filters.MAX_SORTED
-    from_where = f"FROM {TRACES} WHERE {compile_filter(filter, parameters)}"
-    [[upto, count]] = db.query(f"SELECT {upto_sql}, count() {from_where}", parameters)
-    if count <= limit:
-        return SortedSet(upto, None, count)
-    last = f"SELECT t.start_ns {from_where} ORDER BY t.start_ns DESC LIMIT 1 OFFSET {parameters.integer(limit - 1)}"
-    [[since_ns]] = db.query(last, parameters)
-    return SortedSet(upto, since_ns, limit)
+    parameters, limit = QueryParameters(is_loose=True), filters.MAX_SORTED
+    count = "0" if unlimited else f"(SELECT count() FROM {ALL_VERSIONS} WHERE {compile_filter(filter, parameters)})"
+    [[upto, count]] = db.query(f"SELECT max(number), {count} FROM traces", parameters)
+    if count > limit:
+        parameters = QueryParameters()
+        last_and_next = f"ORDER BY t.start_ns DESC LIMIT 2 OFFSET {parameters.integer(limit - 1)}"
+        sql = f"SELECT t.start_ns FROM {TRACES} WHERE {compile_filter(filter, parameters)} {last_and_next}"
+        if len(rows := db.query(sql, parameters)) == 2:
+            return SortedSet(upto, rows[0][0], limit)
+    return SortedSet(upto, None, count)
 
 
 def _sort_page(
-    db: Connection, rows: str, parameters: QueryParameters, order: SortOrder, last: Sequence[Any], limit: int
+    db: Connection, rows: str, parameters: QueryParameters, order: SortOrder, last: Place | None, limit: int
 ) -> list[Any]:
-    """Return the rows of one page and one more, as (value, id).
-
-    `rows` is a statement with the columns `v` and `id`. `last` has the value and the id of the last row of the
-    previous page.
-    """
+    """Return the first `limit` rows after `last`, as (value, id). `rows` is a statement with the columns `v` and `id`."""
     after, sign = "1", "<" if order.is_descending else ">"
     if last:
         value, id = last[0], parameters.text(last[1])
@@ -146,7 +176,7 @@ def _sort_page(
         else:
             bound = parameters.integer(value) if isinstance(value, int) else parameters.number(value)
             after = f"(v {sign} {bound} OR (v = {bound} AND id > {id}) OR v IS NULL)"
-    by = f"v {order.sql} NULLS LAST, id LIMIT {parameters.integer(limit + 1)}"
+    by = f"v {order.sql} NULLS LAST, id LIMIT {parameters.integer(limit)}"
     return db.query(f"SELECT v, id FROM ({rows}) WHERE {after} ORDER BY {by}", parameters)
 
 
@@ -156,18 +186,19 @@ def list_sorted_traces(db: Connection, filter: Filter, sort: str, limit: int, cu
     last, bounds = _read_position(cursor, mark)
     if bounds is None:
         bounds = _find_set(db, filter, unlimited=order.column == "start")
-    parameters = QueryParameters()
-    where = bounds.restrict(compile_filter(filter, parameters), parameters)
-    if order.column == "feedback":
-        scores = newest_feedback([order.key or ""], parameters)
-        # of traces without feedback, the score is NULL, because the column is nullable
-        source = (
-            f"(SELECT t.trace_id AS trace_id FROM {TRACES} WHERE {where}) AS t LEFT JOIN ({scores}) AS f USING trace_id"
-        )
-        rows = f"SELECT f.score AS v, t.trace_id AS id FROM {source}"
-    else:
-        rows = f"SELECT {_TRACE_VALUES[order.column]} AS v, t.trace_id AS id FROM {TRACES} WHERE {where}"
-    return _cut_page(_sort_page(db, rows, parameters, order, last, limit), limit, mark, bounds)
+
+    def ask(source: str, parameters: QueryParameters, last: Place | None, limit: int) -> list[Place]:
+        where = bounds.restrict(compile_filter(filter, parameters), parameters)
+        if order.column == "feedback":
+            scores = newest_feedback([order.key or ""], parameters)
+            # of traces without feedback, the score is NULL, because the column is nullable
+            source = f"(SELECT t.trace_id AS trace_id FROM {source} WHERE {where}) AS t LEFT JOIN ({scores}) AS f USING trace_id"
+            rows = f"SELECT f.score AS v, t.trace_id AS id FROM {source}"
+        else:
+            rows = f"SELECT {_TRACE_VALUES[order.column]} AS v, t.trace_id AS id FROM {source} WHERE {where}"
+        return _sort_page(db, rows, parameters, order, last, limit)
+
+    return _cut_page(find_places(ask, limit + 1, last), limit, mark, bounds)
 
 
 def _list_sorted_sessions(
@@ -184,13 +215,13 @@ def _list_sorted_sessions(
         f"SELECT {_SESSION_VALUES[order.column]} AS v, t.session_id AS id FROM {TRACES}"
         f" WHERE {where} AND t.session_id IS NOT NULL GROUP BY t.session_id"
     )
-    return _cut_page(_sort_page(db, rows, parameters, order, last, limit), limit, mark, bounds), bounds
+    return _cut_page(_sort_page(db, rows, parameters, order, last, limit + 1), limit, mark, bounds), bounds
 
 
-def _read_position(cursor: str | None, mark: str) -> tuple[Sequence[Any], SortedSet | None]:
-    """Return the last value and id of the previous page, and the set of traces; () and None without a cursor."""
+def _read_position(cursor: str | None, mark: str) -> tuple[Place | None, SortedSet | None]:
+    """Return the last place of the previous page, and the set of traces; None without a cursor."""
     if cursor is None:
-        return (), None
+        return None, None
     value, id, *bounds = read_cursor(cursor, mark, (_NUMBER, str, int, int | None, int))
     return (value, id), SortedSet(*bounds)
 
