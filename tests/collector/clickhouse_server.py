@@ -106,6 +106,13 @@ class ClickHouseServer:
             with contextlib.suppress(OSError, RuntimeError):  # a test may have killed the server
                 self.execute(f"DROP DATABASE IF EXISTS {name} SYNC")
 
+    def empty_database(self, url: str) -> None:
+        """Delete the rows of all tables of a store, except for its version and identity."""
+        name = urllib.parse.urlsplit(url).path.strip("/")
+        condition = f"database = '{name}' AND total_rows > 0 AND name != 'database_facts'"
+        for table in self.execute(f"SELECT name FROM system.tables WHERE {condition}").split():
+            self.execute(f"TRUNCATE TABLE {name}.{table} SYNC")
+
 
 # The server's side: requests are parsed and executed by the engine.
 
@@ -300,12 +307,13 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(folder: str, port: int) -> None:
-    """Serve until standard input ends, which it does when the process that started this one ends."""
+    """Serve until standard input ends, which it does when the process that started this one ends. Delete the data."""
     Handler.engine = Engine(folder)
     server = Server(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.buffer.read()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
