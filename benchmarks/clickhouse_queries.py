@@ -147,7 +147,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.keep:
         Path(options.keep).mkdir(parents=True, exist_ok=True)
-    server = ClickHouseServer(options.keep)
+    server = ClickHouseServer(kept=options.keep)
     try:
         with kept_database(server, options.traces) if options.keep else server.database() as url:
             store, db = ClickHouseTraces(url), Connection(url)
