@@ -1,7 +1,7 @@
 """Tables of the ClickHouse database: definitions for one server and for a cluster, and the schema version.
 
 All tables are append-only for writers: a changed row is inserted again, and the engine keeps the row with the highest
-version. Queries read `FINAL`. Two collectors never have to lock anything.
+version. Queries read `FINAL`, or the newest rows of few traces. Two collectors never have to lock anything.
 
 A trace id is unique across projects, so the project is not part of any key. Spans and summaries are replaced only
 within a partition when parts are merged, but `FINAL` also replaces across partitions. Queries must therefore not have
