@@ -7,14 +7,13 @@ Percentiles are exact.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from spanwise.collector.alert_policy import parse_measure
-from spanwise.collector.filters import Filter, extend_filter, validate_filter
+from spanwise.collector.filters import Filter
 from spanwise.collector.formatting import error_group
-from spanwise.collector.records import JSON, Bucket, ScoreSums
+from spanwise.collector.records import Bucket, ScoreSums
 from spanwise.collector.stores.backends import BucketScore, RuleScore
 from spanwise.collector.stores.bucket_totals import (
     DOCUMENT_SUFFIX,
@@ -29,9 +28,11 @@ from spanwise.collector.stores.bucket_totals import (
     make_range_sql,
 )
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
-from spanwise.collector.stores.clickhouse.feedback_rows import FeedbackRow, decode_feedback
+from spanwise.collector.stores.clickhouse.feedback_rows import decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPILERS, SLOT_COLUMNS, TRACES, compile_filter
 from spanwise.collector.stores.clickhouse.record_lists import current_feedback, group_values
+from spanwise.collector.stores.queries.feedback_records import FeedbackRow
+from spanwise.collector.stores.queries.measure_query import MeasureQuery
 
 # SQL of the group of a trace; of groups in `_ARRAYS`, a trace may have several, and `group_value` is one of them
 _GROUPS = {
@@ -223,32 +224,20 @@ def list_bucket_scores(
         yield BucketScore(bucket, chosen.name_group(group), project, RuleScore(decode_feedback(row), session, start))
 
 
-def sum_measure(
-    db: Connection,
-    measure: str,
-    conditions: Mapping[str, JSON],
-    *,
-    project: str,
-    since_ns: int,
-    until_ns: int,
-    block_s: int,
-    by: str | None,
-) -> list[ScoreSums]:
+def sum_measure(db: Connection, query: MeasureQuery) -> list[ScoreSums]:
     """Return the sums of a measure over the traces that pass a filter, as `TraceStore.measure_sums` does.
 
     First the sums of each cluster (a session, or a trace without one) are computed, then those of all clusters of a
     block and group.
     """
-    comparison = parse_measure(measure)
-    limits = {"project": project, "since_ns": since_ns, "until_ns": until_ns}
-    filter = validate_filter(extend_filter(None, {**conditions, **limits}))
-    parameters, block_ns = QueryParameters(), block_s * 1_000_000_000
+    comparison, filter = query.parse()
+    parameters = QueryParameters()
     where = compile_filter(filter, parameters)
     [truth] = COMPILERS[comparison.field]((comparison.operator, comparison.number), parameters)
     source, group = TRACES, "NULL"
-    if by is not None:
-        source, group = f"{TRACES} ARRAY JOIN {group_values(by, parameters)} AS group_value", "group_value"
-    block = f"intDiv(t.start_ns - {parameters.integer(since_ns)}, {parameters.integer(block_ns)})"
+    if query.by is not None:
+        source, group = f"{TRACES} ARRAY JOIN {group_values(query.by, parameters)} AS group_value", "group_value"
+    block = f"intDiv(t.start_ns - {parameters.integer(query.since_ns)}, {parameters.integer(query.block_ns)})"
     clusters = (
         f"SELECT {block} AS block, {group} AS g, count() AS n, sumKahan(1 / ifNull(t.probability, 1)) AS w,"
         f" sumKahan(ifNull({truth}, 0) / ifNull(t.probability, 1)) AS y FROM {source} WHERE {where}"
@@ -256,10 +245,4 @@ def sum_measure(
     )
     sums = "sum(n), sumKahan(w), sumKahan(y), sumKahan(w * w), sumKahan(w * y), sumKahan(y * y)"
     rows = db.query(f"SELECT block, g, {sums} FROM ({clusters}) GROUP BY block, g ORDER BY block, g", parameters)
-    names = ("n", "weight", "total", "weight_squares", "products", "total_squares")
-    return [
-        ScoreSums(
-            key=measure, group=group, start_ns=since_ns + block * block_ns, **dict(zip(names, sums_, strict=True))
-        )
-        for block, group, *sums_ in rows
-    ]
+    return [query.make_sums(query.since_ns + block * query.block_ns, *sums) for block, *sums in rows]

@@ -112,13 +112,11 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
 
 
 def _insert(db: Database, rows: Sequence[StoredAmendment], *, applied: int = 0) -> None:
-    if rows:
-        # the same amendment sent again keeps its number and its state
-        columns: dict[str, Sequence[Any]] = dict(zip(StoredAmendment._fields, zip(*rows, strict=True), strict=True))
-        if not applied:
-            first = db.floor()
-            columns = {**columns, "number": [first + position for position in range(len(rows))]}
-        db.insert("amendments", {**columns, "applied": [applied] * len(rows)})
+    """Insert rows. The same amendment sent again keeps its number and its state."""
+    first = db.floor()
+    if not applied:
+        rows = [row._replace(number=first + position) for position, row in enumerate(rows)]
+    db.insert_rows("amendments", StoredAmendment._fields, rows, applied=applied)
 
 
 class _Call(NamedTuple):

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.filter_evaluation import explain
 from spanwise.collector.filters import EVALUATOR_KIND, Filter, validate_rule_filter
-from spanwise.collector.records import ChangePage, TraceHead
+from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
 from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters
-from spanwise.collector.stores.clickhouse.filter_values import evaluate_filters
+from spanwise.collector.stores.clickhouse.filter_values import ValueReader, evaluate_filters
 from spanwise.collector.stores.table_rows import parse_text_cursor
 
 MAX_HEADS = 10_000  # maximum number of heads in a page
@@ -166,6 +167,14 @@ def _make_head(row: Sequence[Any], change: int, passes: tuple[bool | None, ...])
         cursor=str(change),
         passes=passes,
     )
+
+
+def explain_filter(db: Database, trace_id: str, filter: Filter) -> list[ConditionResult]:
+    """Return the result of each condition for one trace. Raise `NotFound` if the store has no runs of it."""
+    for rows in (reader := ValueReader(db, db.now(), [filter])).read([trace_id]):
+        for row in rows:
+            return explain(reader.conditions[0], row, reader.positions)
+    raise NotFound(f"there is no trace {trace_id!r} in this store")
 
 
 def count_later_changes(db: Database, after: str | None) -> tuple[int, int | None]:

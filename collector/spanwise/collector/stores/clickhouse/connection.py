@@ -8,7 +8,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -172,6 +172,10 @@ class Connection:
             raise self._translate(error, is_query=True) from None
         return list(map(tuple, result.result_rows))
 
+    def find(self, sql: str, ids: Collection[str | None], **others: Any) -> set[Any]:
+        """Return the values of the first column of a query with the parameter `ids`; none for no ids."""
+        return {row[0] for row in self.query(sql, {"ids": list(ids), **others})} if ids else set()
+
     def insert(self, table: str, columns: Mapping[str, Sequence[Any]], token: str | None = None) -> None:
         """Insert columns of values, and return when they are durable. All rows are of one partition.
 
@@ -196,6 +200,13 @@ class Connection:
                 if attempt == 2 or token is None or getattr(error, "code", None) is not None:
                     raise self._translate(error) from None
                 time.sleep(REPEAT_SECONDS)
+
+    def insert_rows(
+        self, table: str, names: Sequence[str], rows: Sequence[Row], token: str | None = None, **others: Any
+    ) -> None:
+        """Insert rows as `insert` does. `others` are columns with the same value in all rows."""
+        columns: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=bool(rows)))
+        self.insert(table, columns | {name: [value] * len(rows) for name, value in others.items()}, token)
 
     def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
         """Execute a statement that returns no rows. Raise `Unavailable` as `query` does."""

@@ -30,9 +30,8 @@ _TABLES = ("traces", "spans", "feedback", "amendments", "open_runs")  # tables w
 
 def find_deleted(db: Database, trace_ids: Iterable[str]) -> set[str]:
     """Return those of the traces that were deleted in the last eight days."""
-    ids = list(trace_ids)
     sql = "SELECT DISTINCT trace_id FROM tombstones WHERE trace_id IN {ids:Array(String)} AND deleted > now() - {s:UInt32}"
-    return {row[0] for row in db.query(sql, {"ids": ids, "s": schema.TOMBSTONE_DAYS * 86_400})} if ids else set()
+    return db.find(sql, list(trace_ids), s=schema.TOMBSTONE_DAYS * 86_400)
 
 
 def find_deletable(db: Database, filter: Filter, after: str | None, upto: int | None) -> DeletedTraces | None:
@@ -127,14 +126,13 @@ def _find_judgements(db: Database, column: str, values: Collection[str]) -> set[
         f"SELECT DISTINCT judge_trace_id FROM feedback FINAL WHERE {column} IN {{ids:Array(String)}}"
         " AND judge_trace_id IS NOT NULL AND (source <> 'human' OR judge_trace_id IN (SELECT trace_id FROM traces))"
     )
-    return {row[0] for row in db.query(sql, {"ids": list(values)})} if values else set()
+    return db.find(sql, values)
 
 
 def find_removable_judgements(db: Database, ids: Collection[str]) -> list[str]:
     """Return those of the traces that are evaluators' own or have not arrived."""
     sql = "SELECT trace_id FROM traces FINAL WHERE trace_id IN {ids:Array(String)} AND NOT judgement"
-    others = {row[0] for row in db.query(sql, {"ids": list(ids)})} if ids else set()
-    return sorted(set(ids) - others)
+    return sorted(set(ids) - db.find(sql, ids))
 
 
 def delete_judgements(
@@ -146,7 +144,7 @@ def delete_judgements(
     if not ids:
         return
     sql = "SELECT DISTINCT judge_trace_id FROM feedback FINAL WHERE trace_id IN {traces:Array(String)} AND judge_trace_id IN {ids:Array(String)}"
-    linked = {row[0] for row in db.query(sql, {"traces": list(traces), "ids": list(ids)})}
+    linked = db.find(sql, ids, traces=list(traces))
     if removed := find_removable_judgements(db, set(ids) - linked - set(kept)):
         _put_tombstones(db, removed, secrets.token_hex(8))
         remove_rows(db, removed)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from spanwise.collector.errors import NotFound
 from spanwise.collector.filter_evaluation import (
     KeyFeedback,
     TraceCondition,
     TraceValues,
     evaluate,
-    explain,
     required_values,
     trace_conditions,
 )
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import ConditionResult
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, MAX_LISTED, TRACES
 from spanwise.collector.stores.clickhouse.text_search import compile_text
@@ -29,7 +26,7 @@ SETTLE_NS = 1_000_000_000
 Rows: TypeAlias = list[list[Any]]
 Results: TypeAlias = tuple[bool | None, ...]
 
-# SQL of the values of a trace. `_ValueReader` completes some of the results
+# SQL of the values of a trace. `ValueReader` completes some of the results
 _COLUMNS: Mapping[str, str] = {
     **{name: f"t.{name}" for name in TraceValues.__annotations__},
     "complete": COMPLETE_SQL,
@@ -55,23 +52,14 @@ def evaluate_filters(
     if not filters:
         return dict.fromkeys(trace_ids, ())
     found: dict[str, Results] = {}
-    reader = _ValueReader(db, now_ns, filters)
+    reader = ValueReader(db, now_ns, filters)
     for rows in reader.read(trace_ids):
         by_filter = [evaluate(conditions, rows, reader.positions) for conditions in reader.conditions]
         found |= {row[-1]: results for row, results in zip(rows, zip(*by_filter, strict=True), strict=True)}
     return found
 
 
-def explain_filter(db: Connection, now_ns: int, trace_id: str, filter: Filter) -> list[ConditionResult]:
-    """Return the result of each condition for one trace. Raise `NotFound` if the store has no runs of it."""
-    reader = _ValueReader(db, now_ns, [filter])
-    for rows in reader.read([trace_id]):
-        for row in rows:
-            return explain(reader.conditions[0], row, reader.positions)
-    raise NotFound(f"there is no trace {trace_id!r} in this store")
-
-
-class _ValueReader:
+class ValueReader:
     """Reader of the values that some filters require."""
 
     def __init__(self, db: Connection, now_ns: int, filters: Sequence[Filter]) -> None:

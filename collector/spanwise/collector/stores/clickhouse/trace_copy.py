@@ -13,11 +13,11 @@ from spanwise.collector.stores.clickhouse import schema
 from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters, get_day
 from spanwise.collector.stores.clickhouse.feedback_rows import (
     FEEDBACK_COLUMNS,
-    FeedbackRow,
     decode_feedback,
     encode_feedback,
     make_feedback_columns,
 )
+from spanwise.collector.stores.clickhouse.feedback_writer import read_outlets
 from spanwise.collector.stores.clickhouse.span_rows import (
     RUN_COLUMNS,
     SpanRow,
@@ -30,7 +30,8 @@ from spanwise.collector.stores.clickhouse.span_rows import (
     summarize_facts,
 )
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
-from spanwise.collector.stores.side_records import OPEN_RUN_COLUMNS
+from spanwise.collector.stores.queries.feedback_records import FeedbackRow
+from spanwise.collector.stores.side_records import OPEN_RUN_COLUMNS, make_side_record
 from spanwise.collector.stores.table_rows import dumps, loads
 
 RUNS_PER_BATCH = 500
@@ -114,34 +115,20 @@ class ClickHouseTraceCopy:
 
     def list_side_records(self) -> Iterator[SideRecord]:
         for row in self._db.query(f"SELECT {', '.join(OPEN_RUN_COLUMNS)}, number FROM open_runs FINAL ORDER BY 1, 2"):
-            yield SideRecord("open_run", dict(zip((*OPEN_RUN_COLUMNS, "seen_ns"), row, strict=True)))
-        yield from self._list_processes()
-        yield from self._list_waiting_amendments()
-        sql = "SELECT trace_id, toInt64(toUnixTimestamp(deleted)) FROM tombstones FINAL ORDER BY deleted, trace_id"
-        for trace_id, deleted in self._db.query(sql):
-            yield SideRecord("tombstone", {"trace_id": trace_id, "until_ns": deleted * 10**9 + TOMBSTONE_NS})
-        sql = (
-            "SELECT name, argMax(url, opened_ns), argMax(cursor, opened_ns), argMax(sent, opened_ns),"
-            " argMax(dropped, opened_ns), argMax(tupleElement(status, 'error'), opened_ns),"
-            " argMax(tupleElement(status, 'updated_ns'), opened_ns) FROM outlets FINAL GROUP BY name ORDER BY name"
-        )
-        names = ("name", "url", "cursor", "sent", "dropped", "error", "updated_ns")
-        for row in self._db.query(sql):
-            yield SideRecord("outlet", dict(zip(names, row, strict=True)))
-
-    def _list_processes(self) -> Iterator[SideRecord]:
+            yield make_side_record("open_run", row)
         sql = (
             "SELECT instance, stored, seen_ns, tupleElement(sender, 'data'), tupleElement(report, 'reported_ns'),"
             " tupleElement(report, 'progress'), tupleElement(report, 'data') FROM processes FINAL ORDER BY instance"
         )
-        for instance, stored, seen_ns, sender, reported_ns, progress, report in self._db.query(sql):
-            service, project, environment, pid = loads(sender)
-            fields = {"instance": instance, "stored": stored, "seen_ns": seen_ns, "service": service, "pid": pid}
-            fields |= {"project": project, "environment": environment}
-            fields |= {"reported_ns": None, "progress": None, "report": None}
-            if report:
-                fields |= {"reported_ns": reported_ns, "progress": progress - 1, "report": report}
-            yield SideRecord("process", fields)
+        for *process, sender, reported_ns, progress, report in self._db.query(sql):
+            reported = (reported_ns, progress - 1, report) if report else (None, None, None)
+            yield make_side_record("process", (*process, *loads(sender), *reported))
+        yield from self._list_waiting_amendments()
+        sql = "SELECT trace_id, toInt64(toUnixTimestamp(deleted)) FROM tombstones FINAL ORDER BY deleted, trace_id"
+        for trace_id, deleted in self._db.query(sql):
+            yield make_side_record("tombstone", (trace_id, deleted * 10**9 + TOMBSTONE_NS))
+        for row in read_outlets(self._db):
+            yield make_side_record("outlet", row)
 
     def _list_waiting_amendments(self) -> Iterator[SideRecord]:
         """Yield the amendments whose run has not arrived, merged by target."""
@@ -149,14 +136,13 @@ class ClickHouseTraceCopy:
             "SELECT trace_id, span_id, project, fields, number FROM amendments FINAL WHERE applied = 0"
             " AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM spans) ORDER BY number"
         )
-        merged: dict[tuple[str, str, str], tuple[dict[str, JSON], int]] = {}
-        for trace_id, span_id, project, text, number in self._db.query(sql):
-            before, seen_ns = merged.get((trace_id, span_id, project), ({}, number))
-            merged[trace_id, span_id, project] = trace_assembly.merge_fields(before, loads(text)), seen_ns
-        for (trace_id, span_id, project), (found, seen_ns) in merged.items():
+        merged: dict[tuple[str, ...], tuple[dict[str, JSON], int]] = {}
+        for *target, text, number in self._db.query(sql):
+            before, seen_ns = merged.get(tuple(target), ({}, number))
+            merged[tuple(target)] = trace_assembly.merge_fields(before, loads(text)), seen_ns
+        for key, (found, seen_ns) in merged.items():
             text = dumps(found)
-            fields = {"trace_id": trace_id, "span_id": span_id, "project": project, "fields": text}
-            yield SideRecord("amendment", {**fields, "size": len(text.encode()), "seen_ns": seen_ns})
+            yield make_side_record("amendment", (*key, text, len(text.encode()), seen_ns))
 
     def read_identity(self) -> str:
         return self._db.read_identity()
@@ -219,8 +205,7 @@ class ClickHouseTraceCopy:
         for kind, rows in by_kind.items():
             table, make_row = _IMPORTED[kind]
             made = [make_row(fields) for fields in rows]
-            columns = {name: [row[name] for row in made] for name in made[0]}
-            self._db.insert(table, columns, secrets.token_hex(8))
+            self._db.insert_rows(table, list(made[0]), [list(row.values()) for row in made], secrets.token_hex(8))
 
     def finish_import(self, latest_change: int, identity: str) -> None:
         """Take over the id of the source. The feed continues with the server's time, which is above all numbers.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
-from spanwise.collector.stores.clickhouse import record_lists
+from spanwise.collector.stores.clickhouse import record_lists, senders
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES, compile_filter
@@ -249,13 +249,7 @@ def _read_headers(db: Connection, trace_ids: Sequence[str]) -> dict[str, TraceHe
     for row in db.query(sql, parameters):
         outcome = decode_feedback(row)
         feedback.setdefault(outcome.target.trace_id or "", []).append(outcome)
-    running: dict[str, list[OpenRun]] = {}
-    columns = ", ".join(OpenRun.__slots__)
-    for row in db.query(
-        f"SELECT {columns} FROM open_runs FINAL WHERE {of_traces} ORDER BY start_ns, span_id", parameters
-    ):
-        run = OpenRun(**dict(zip(OpenRun.__slots__, row, strict=True)))
-        running.setdefault(run.trace_id, []).append(run)
+    running = senders.read_open_runs(db, list(wanted))
     headers = {}
     for trace_id in wanted:
         if trace_id in rows:

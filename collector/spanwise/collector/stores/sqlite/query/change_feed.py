@@ -242,12 +242,12 @@ _FROM_PERIOD = (
 _FROM_TRACE = "FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
 
 
-def read_changes(reader: Reader, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int) -> ChangePage:
+def read_changes(reader: Reader, after: str | None, limit: int, filters: Sequence[Filter]) -> ChangePage:
     """Return the heads of the traces that changed after `after`, with the result of each filter.
 
     Raise `Refused` for an invalid cursor or invalid filters.
     """
-    begin = parse_change(reader.db, after)
+    now_ns, begin = _read_clock(reader), parse_change(reader, after)
     heads = _read_heads(
         reader, filters, f"{_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, max(0, min(limit, MAX_HEADS)))
     )
@@ -262,17 +262,22 @@ def read_period(
     after: str | None,
     limit: int,
     filters: Sequence[Filter],
-    now_ns: int,
 ) -> ChangePage:
     """Return the heads of the traces of a project that started in [`since_ns`, `until_ns`), latest first.
 
     Their cursors are positions in this list. Raise `Refused` for an invalid cursor or invalid filters.
     """
+    now_ns = _read_clock(reader)
     start_ns, number = (until_ns, 0) if after is None else parse_cursor(after)
     values = (project, since_ns, start_ns, start_ns, number, max(0, min(limit, MAX_HEADS)))
     found = _read_heads(reader, filters, _FROM_PERIOD, values)
     heads = tuple(replace(head, cursor=f"{head.start_ns}.{head.number}") for head in found)
     return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else f"{start_ns}.{number}", now_ns=now_ns)
+
+
+def _read_clock(reader: Reader) -> int:
+    """Return the store's time. Called before the first read, so that a change that the snapshot lacks is later."""
+    return int(reader.db.execute("SELECT store_now()").fetchone()[0])
 
 
 def read_head(reader: Reader, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
@@ -331,26 +336,26 @@ def _make_head(row: Sequence[Any], results: tuple[bool | None, ...]) -> TraceHea
     return cast(TraceHead, head)
 
 
-def count_later_changes(db: sqlite3.Connection, after: str | None) -> tuple[int, int | None]:
+def count_later_changes(reader: Reader, after: str | None) -> tuple[int, int | None]:
     """Return the number of traces in the feed after a position, and the time of the first change among them."""
-    begin = parse_change(db, after)
+    db, begin = reader.db, parse_change(reader, after)
     count = db.execute(f"SELECT count(*) {_FROM_FEED}", (begin,)).fetchone()[0]
     first = db.execute(f"SELECT t.changed_ns {_FROM_FEED} ORDER BY t.change LIMIT 1", (begin,)).fetchone()
     return int(count), first[0] if first else None
 
 
-def parse_change(db: sqlite3.Connection, cursor: str | None) -> int:
+def parse_change(reader: Reader, cursor: str | None) -> int:
     """Return the change number of a cursor. Raise `Refused` for a cursor that this store did not issue."""
     if cursor is None:
         return 0
     number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
-    if not 0 <= number <= read_latest_change(db):
+    if not 0 <= number <= read_latest_change(reader):
         raise Refused(
             f"cursor {cursor!r} is no position in this store's feed; use the `cursor` of an earlier page, or none"
         )
     return number
 
 
-def read_latest_change(db: sqlite3.Connection) -> int:
+def read_latest_change(reader: Reader) -> int:
     """Return the highest change number issued so far."""
-    return int(db.execute("SELECT change FROM feed").fetchone()[0])
+    return int(reader.db.execute("SELECT change FROM feed").fetchone()[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from spanwise.collector.filters import (
     read_cursor,
 )
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
+from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.query.filter_sql import (
     FEEDBACK_OF_TRACE,
     FEW_TRACES,
@@ -330,9 +331,9 @@ _METADATA = (
 )
 
 
-def list_values(db: sqlite3.Connection, field: str, limit: int, project: str | None) -> list[str]:
+def list_values(reader: Reader, field: str, limit: int, project: str | None) -> list[str]:
     """Return the values of a field in order, at most `limit`. Raise `Refused` for an unknown field."""
-    name, _, key = field.partition(".")
+    db, (name, _, key) = reader.db, field.partition(".")
     if name == METADATA_FIELD:
         return list_metadata(db, key, limit, project)
     if field not in ALL_PROJECTS_SQL:
@@ -359,7 +360,7 @@ def list_metadata(db: sqlite3.Connection, key: str, limit: int, project: str | N
 
 
 def list_feedback(
-    db: sqlite3.Connection,
+    reader: Reader,
     filter: Filter,
     key: str | None,
     source: Source | None,
@@ -368,7 +369,7 @@ def list_feedback(
     cursor: str | None,
 ) -> Page[Feedback]:
     """Return one page of feedback, newest first. Feedback on a session of a project belongs to the project."""
-    where, values = restrict_feedback(db, filter)
+    where, values = restrict_feedback(reader.db, filter)
     if key is not None:
         where.append("f.key = ?")
         values.append(key)
@@ -383,7 +384,7 @@ def list_feedback(
         values.extend(parse_cursor(cursor))
     sql = f"{feedback_table.SELECT_FEEDBACK.replace(' FROM', ', f.rowid FROM')} WHERE {' AND '.join(where) or '1'}"
     by = "f.created_ns" if target is None else "+f.created_ns"  # a target has few rows: use its own index, then sort
-    fetched = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
+    fetched = reader.db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
     rows, next = cut_page(fetched, limit, time=feedback_table.FEEDBACK_COLUMNS.index("created_ns"), key=-1)
     return Page(items=tuple(map(feedback_table.feedback_from_row, rows)), next=next)
 
@@ -445,14 +446,12 @@ _SELECT_COUNTED = (
 )
 
 
-def list_experiment_scores(
-    db: sqlite3.Connection, experiment_id: str, limit: int, cursor: str | None
-) -> Page[RunScores]:
+def list_experiment_scores(reader: Reader, experiment_id: str, limit: int, cursor: str | None) -> Page[RunScores]:
     """Return one page of an experiment's runs with their scores, earliest start first."""
     after = parse_cursor(cursor) if cursor is not None else (-1 << 63, 0)
-    fetched = db.execute(_SELECT_RUNS, (experiment_id, *after, limit + 1)).fetchall()
+    fetched = reader.db.execute(_SELECT_RUNS, (experiment_id, *after, limit + 1)).fetchall()
     rows, next = cut_page(fetched, limit, time=5, key=0)
-    newest = read_newest_scores(db, [row[0] for row in rows], _SELECT_COUNTED)
+    newest = read_newest_scores(reader.db, [row[0] for row in rows], _SELECT_COUNTED)
     items = (
         RunScores(
             trace_id=trace,
@@ -493,14 +492,14 @@ GROUP BY t.session_id
 
 
 def list_sessions(
-    db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None, sort: str | None = None
+    reader: Reader, filter: Filter, limit: int, cursor: str | None, sort: str | None = None
 ) -> Page[SessionSummary]:
     """Return one page of sessions, in the order of a number or latest first.
 
     The latest are found by walking traces from the latest on and aggregating each session found. All pages cover the traces that were stored when the first page was read, so a session that gets another trace
     keeps its position.
     """
-    where, values = join_conditions(compile_visible_filter(filter))
+    db, (where, values) = reader.db, join_conditions(compile_visible_filter(filter))
     if sort:
         page, upto = list_sorted_sessions(db, filter, sort, limit, cursor)
         if not page.ids:  # SQLite refuses a forced index if it knows that no row can match
@@ -566,8 +565,22 @@ def _session_from_row(row: Any) -> SessionSummary:
     )
 
 
-def count_rows(db: sqlite3.Connection) -> dict[str, int]:
+def count_rows(reader: Reader) -> dict[str, int]:
     """Return the numbers of spans, traces and feedback rows."""
     traces = "traces WHERE start_ns IS NOT NULL"  # same rows as `span_count > 0`, but served by an index
     tables = {"spans": "spans", "traces": traces, "feedbacks": "feedback"}
-    return {name: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for name, table in tables.items()}
+    return {
+        name: int(reader.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for name, table in tables.items()
+    }
+
+
+def find_stored_traces(reader: Reader, trace_ids: Collection[str]) -> set[str]:
+    """Return those of the traces that are stored with at least one run."""
+    sql = "SELECT trace_id FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
+    return {row[0] for row in select_many(reader.db, sql, trace_ids)}
+
+
+def find_stored_sessions(reader: Reader, sessions: Collection[str]) -> set[str]:
+    """Return those of the sessions that have at least one stored trace."""
+    sql = "SELECT DISTINCT session_id FROM traces WHERE span_count > 0 AND session_id IN (%s)"
+    return {row[0] for row in select_many(reader.db, sql, sessions)}
