@@ -17,15 +17,14 @@ from spanwise.collector.records import Bucket, ScoreSums
 from spanwise.collector.stores.backends import BucketScore, RuleScore
 from spanwise.collector.stores.bucket_totals import (
     DOCUMENT_SUFFIX,
-    FIRST_TOKEN_RANGES_MS,
     MAX_BUCKETS,
     PERCENTS,
+    TRACE_GROUPS,
     BucketKey,
     BucketTotals,
     TooManyBuckets,
     check_arguments,
     get_place_order,
-    make_range_sql,
 )
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import decode_feedback
@@ -36,12 +35,7 @@ from spanwise.collector.stores.queries.measure_query import MeasureQuery
 
 # SQL of the group of a trace; of groups in `_ARRAYS`, a trace may have several, and `group_value` is one of them
 _GROUPS = {
-    "project": "t.project",
-    "environment": "t.environment",
-    "name": "t.name",
-    "user": "t.user_id",
-    "session": "t.session_id",
-    "experiment": "t.experiment_id",
+    **TRACE_GROUPS,
     "model": "group_value",
     "error": "t.error",  # errors that have the same name are put together here (`error_group`)
     "prompt": "nullIf(group_value, '')",
@@ -50,7 +44,6 @@ _GROUPS = {
     "finish_reason": "group_value",
     "tag": "group_value",
     "version": "t.service_version",
-    "time_to_first_token_ms": make_range_sql("t.time_to_first_token_ms", FIRST_TOKEN_RANGES_MS),
 }
 # A trace whose array is empty is in no group
 _ARRAYS = {

@@ -77,7 +77,7 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
     for target, fields in encoded:
         spans = [target]
         if target.trace_id == NO_TRACE:
-            calls = [(call.trace_id, call.fact) for call in _find_by_response(db, [target.span_id], target.project)]
+            calls = _find_by_response(db, [target.span_id], target.project)
             if FEEDBACK_FIELD in fields:  # it belongs to one call
                 calls = choose_evaluated_call(target.span_id, calls)
             found = [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in calls]
@@ -93,7 +93,7 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
     _insert(db, rows)
     traces = {row.trace_id: None for row in rows if row.trace_id != NO_TRACE}
     responses = [row.span_id for row in rows if row.trace_id == NO_TRACE]
-    traces.update(dict.fromkeys(call.trace_id for call in _find_by_response(db, responses)))
+    traces.update(dict.fromkeys(trace_id for trace_id, _ in _find_by_response(db, responses)))
     stored = writer.read_stored(traces)
     apply_waiting(db, writer, stored, stored)
     writer.summarize(stored, stored, {})
@@ -119,14 +119,8 @@ def _insert(db: Database, rows: Sequence[StoredAmendment], *, applied: int = 0) 
     db.insert_rows("amendments", StoredAmendment._fields, rows, applied=applied)
 
 
-class _Call(NamedTuple):
-    trace_id: str
-    span_id: str
-    fact: Fact
-
-
-def _find_by_response(db: Database, response_ids: Sequence[str], project: str = ANY_PROJECT) -> list[_Call]:
-    """Return the spans with these response ids, the latest first."""
+def _find_by_response(db: Database, response_ids: Sequence[str], project: str = ANY_PROJECT) -> list[tuple[str, Fact]]:
+    """Return the spans with these response ids, each as trace id and fact, the latest first."""
     if not response_ids:
         return []
     sql = (
@@ -134,8 +128,7 @@ def _find_by_response(db: Database, response_ids: Sequence[str], project: str = 
         " ORDER BY start_ns DESC LIMIT {most:UInt32} BY response_id"
     )
     rows = db.query(sql, {"ids": list(response_ids), "project": project, "most": MAX_CANDIDATES})
-    runs = [decode_run(row) for row in rows]
-    return [_Call(run.trace_id, run.span_id, extract_fact(run)) for run in runs]
+    return [(run.trace_id, extract_fact(run)) for run in map(decode_run, rows)]
 
 
 def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], stored: Mapping[str, Any]) -> None:

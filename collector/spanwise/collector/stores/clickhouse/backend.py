@@ -9,25 +9,22 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Literal
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import (
-    JSON,
     Amendment,
     Bucket,
     Feedback,
     OpenRun,
-    Outlet,
-    Page,
-    ProcessReport,
     Retention,
     Run,
     ScoreSums,
     normalize_feedback,
 )
-from spanwise.collector.stores.backends import BucketScore, DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
+from spanwise.collector.stores.backends import BucketScore
 from spanwise.collector.stores.clickhouse import (
     aggregation,
     amendments,
@@ -36,8 +33,6 @@ from spanwise.collector.stores.clickhouse import (
     feedback_writer,
     record_lists,
     senders,
-    table_records,
-    trace_queries,
 )
 from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.feedback_writer import FeedbackWriter
@@ -45,7 +40,9 @@ from spanwise.collector.stores.clickhouse.inserter import Inserter, Job
 from spanwise.collector.stores.clickhouse.schema import TABLES
 from spanwise.collector.stores.clickhouse.span_rows import SpanBatch, encode_runs
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
+from spanwise.collector.stores.clickhouse.table_records import TableRecords
 from spanwise.collector.stores.clickhouse.trace_copy import ClickHouseTraceCopy
+from spanwise.collector.stores.clickhouse.trace_queries import TraceQueries
 from spanwise.collector.stores.queries.measure_query import MeasureQuery
 from spanwise.collector.stores.queries.trace_operations import TraceOperations
 
@@ -59,7 +56,8 @@ class ClickHouseTraces(TraceOperations[Database]):
     if the server cannot be reached, and `Refused` for an invalid address or a database of a newer version.
     """
 
-    _queries, _lists, _tables, _feed = trace_queries, record_lists, table_records, change_feed
+    _queries = TraceQueries()
+    _tables, _lists, _feed = TableRecords(_queries), record_lists, change_feed
     _senders, _outgoing = senders, feedback_writer
 
     def __init__(self, url: str) -> None:
@@ -68,6 +66,16 @@ class ClickHouseTraces(TraceOperations[Database]):
         self._spans = SpanWriter(self._db, self._feedback.write)
         self._inserter, self._owner = Inserter(self._write), os.getpid()
         self._maintenance = _Maintenance(self._db, self._spans, self._feedback, self._inserter)
+        self.change_feedback, self.delete_feedback = self._feedback.change_feedback, self._feedback.delete_feedback
+        self.replace_rule_feedback = self._feedback.replace_rule_feedback
+        self.list_rule_scores = partial(record_lists.list_rule_scores, self._db)
+        self.add_reports, self.traced_destinations = partial(senders.add_reports, self._db), self._spans.destinations.of
+        self.identity, self.latest_trace_number = self._db.read_identity, self._db.now
+        self.open_outlet = partial(feedback_writer.open_outlet, self._db)
+        self.move_outlet = partial(feedback_writer.move_outlet, self._db)
+        self.find_deletable_traces = partial(deletion.find_deletable, self._db)
+        self.delete_traces = partial(deletion.delete_traces, self._db)
+        self.prepare_pruning = partial(deletion.prepare_pruning, self._db)
 
     def __repr__(self) -> str:
         return f"ClickHouseTraces({self.where!r})"
@@ -150,19 +158,8 @@ class ClickHouseTraces(TraceOperations[Database]):
     def add_amendments(self, amended: Sequence[Amendment]) -> list[bool]:
         return amendments.add_amendments(self._db, self._spans, amended)
 
-    # feedback
-
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
         self.append((), feedback)
-
-    def change_feedback(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
-        return self._feedback.change(changes)
-
-    def delete_feedback(self, ids: Sequence[str]) -> int:
-        return self._feedback.delete(ids)
-
-    def replace_rule_feedback(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
-        return self._feedback.replace_rule_feedback(verdicts)
 
     # queries
 
@@ -171,9 +168,6 @@ class ClickHouseTraces(TraceOperations[Database]):
     ) -> Iterable[BucketScore]:
         return aggregation.list_bucket_scores(self._db, filter, bucket_ns, group_by, newest)
 
-    def list_rule_scores(self, asked: ScoreQuery) -> Page[RuleScore]:
-        return record_lists.list_rule_scores(self._db, asked)
-
     # open runs and senders
 
     def add_running(self, runs: Sequence[OpenRun]) -> None:
@@ -181,46 +175,12 @@ class ClickHouseTraces(TraceOperations[Database]):
         self._spans.late += sum(run.trace_id in deleted for run in runs)
         senders.add_open_runs(self._db, runs, deleted)
 
-    def add_reports(self, reports: Sequence[ProcessReport]) -> None:
-        senders.add_reports(self._db, reports)
-
-    def traced_destinations(self, project: str) -> Sequence[str]:
-        """Return the destinations that take part in tracing, see `DestinationStore`."""
-        return self._spans.destinations.of(project)
-
-    # forwarding
-
-    def identity(self) -> str:
-        return self._db.read_identity()
-
-    def open_outlet(self, name: str, url: str) -> Outlet:
-        return feedback_writer.open_outlet(self._db, name, url)
-
-    def move_outlet(self, name: str, cursor: int, sent: int, dropped: int, error: str | None = None) -> None:
-        feedback_writer.move_outlet(self._db, name, cursor, sent, dropped, error)
-
-    # deletion
-
-    def latest_trace_number(self) -> int:
-        return self._db.now()
-
-    def find_deletable_traces(
-        self, filter: Filter, after: str | None = None, upto: int | None = None
-    ) -> DeletedTraces | None:
-        return deletion.find_deletable(self._db, filter, after, upto)
-
-    def delete_traces(self, gone: Iterable[DeletedTraces]) -> int:
-        return deletion.delete_traces(self._db, gone)
-
     def apply_retention(self, rules: Sequence[Retention]) -> None:
         """Let the engine delete rows some days after `prune` should have. For a project whose maximum age has changed,
         this rewrites one column of all its rows, in the background.
         """
         deletion.apply_retention(self._db, rules)
         self._spans.keep_days = deletion.read_keep_days(self._db)
-
-    def prepare_pruning(self, rule: Retention) -> list[Filter]:
-        return deletion.prepare_pruning(self._db, rule)
 
     def vacuum(self) -> int:
         """Merge all parts of all tables, which removes deleted and replaced rows. Return the bytes freed."""

@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from spanwise.collector.errors import Closed, Refused, StoreError, TooSlow, Unavailable, require_extra
 from spanwise.collector.stores.clickhouse import schema
+from spanwise.collector.stores.table_rows import parse_text_cursor
 
 with require_extra("clickhouse", __name__):
     import clickhouse_connect
@@ -91,6 +92,11 @@ class QueryParameters(dict[str, Any]):
         self[name] = _encodable(value)
         return f"{{{name}:{type}}}"
 
+    @classmethod
+    def of(cls, **values: Any) -> QueryParameters:
+        """Return values by name."""
+        return cls((name, _encodable(value)) for name, value in values.items())
+
     def text(self, value: str) -> str:
         """Add a text."""
         return self.bind(value, "String")
@@ -98,6 +104,11 @@ class QueryParameters(dict[str, Any]):
     def texts(self, values: Any) -> str:
         """Add a list of texts."""
         return self.bind(list(values), "Array(String)")
+
+    def position(self, cursor: str) -> str:
+        """Add the time and the key of a cursor, as a tuple. Raise `Refused` for an invalid cursor."""
+        time_ns, key = parse_text_cursor(cursor)
+        return f"({self.integer(time_ns)}, {self.text(key)})"
 
     def integer(self, value: int) -> str:
         """Add an integer of 64 bits."""

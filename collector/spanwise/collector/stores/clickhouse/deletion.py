@@ -18,7 +18,7 @@ from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.clickhouse import schema
 from spanwise.collector.stores.clickhouse.connection import DAY_NS, Database, QueryParameters
 from spanwise.collector.stores.clickhouse.filter_sql import TRACES, compile_filter
-from spanwise.collector.stores.table_rows import cut_page, parse_text_cursor
+from spanwise.collector.stores.table_rows import cut_page
 
 BATCH_TRACES = 5_000  # traces per search
 MAX_KEEP_DAYS = 60_000
@@ -34,7 +34,9 @@ def find_deleted(db: Database, trace_ids: Iterable[str]) -> set[str]:
     return db.find(sql, list(trace_ids), s=schema.TOMBSTONE_DAYS * 86_400)
 
 
-def find_deletable(db: Database, filter: Filter, after: str | None, upto: int | None) -> DeletedTraces | None:
+def find_deletable(
+    db: Database, filter: Filter, after: str | None = None, upto: int | None = None
+) -> DeletedTraces | None:
     """Return up to `BATCH_TRACES` of the latest traces that pass the filter, including evaluators' own; None if none
     passes.
 
@@ -44,8 +46,7 @@ def find_deletable(db: Database, filter: Filter, after: str | None, upto: int | 
     parameters = QueryParameters()
     condition = compile_filter(filter, parameters, judgements=True)
     if after is not None:
-        start_ns, trace_id = parse_text_cursor(after)
-        condition += f" AND (t.start_ns, t.trace_id) < ({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
+        condition += f" AND (t.start_ns, t.trace_id) < {parameters.position(after)}"
     if upto is not None:
         condition += f" AND t.number <= {parameters.bind(upto, 'UInt64')}"
     sql = (

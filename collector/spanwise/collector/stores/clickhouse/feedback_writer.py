@@ -97,14 +97,14 @@ class FeedbackWriter:
         where = "(trace_id, session_id, experiment_id) IN {keys:Array(Tuple(String, String, String))} AND rule <> ''"
         return [decode_row(row) for row in self._db.query(f"{_SELECT} WHERE {where}", {"keys": list(keys)})]
 
-    def change(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
+    def change_feedback(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
         """Overwrite fields of feedback by id. Raise `NotFound` for an unknown id; then nothing is changed."""
         stored = {row[0]: decode_feedback(row) for row in self._select_ids(changes)}
         made = change_stored(stored, changes)
         self.write(made)
         return made
 
-    def delete(self, ids: Collection[str]) -> int:
+    def delete_feedback(self, ids: Sequence[str]) -> int:
         """Delete feedback by id, with the judgements that only it links to. Return the number of rows."""
         rows = list(map(decode_row, self._select_ids(ids)))
         self._insert([], rows)
@@ -201,7 +201,7 @@ def open_outlet(db: Database, name: str, url: str) -> Outlet:
     return next(outlet for outlet in list_outlets(db) if outlet.name == name)
 
 
-def move_outlet(db: Database, name: str, cursor: int, sent: int, dropped: int, error: str | None) -> None:
+def move_outlet(db: Database, name: str, cursor: int, sent: int, dropped: int, error: str | None = None) -> None:
     """Record the cursor of an outlet, how many more rows were sent and dropped, and the error of the last attempt."""
     for url in [row[1] for row in read_outlets(db) if row[0] == name]:
         _add_to_outlet(db, name, url, cursor=cursor, sent=sent, dropped=dropped, status=(db.now(), error))

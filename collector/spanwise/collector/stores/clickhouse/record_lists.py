@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from spanwise.collector import filters
 from spanwise.collector.errors import Refused
-from spanwise.collector.filters import (
-    SESSION_COLUMNS,
-    TRACE_COLUMNS,
-    Filter,
-    SortOrder,
-    fingerprint,
-    make_cursor,
-    parse_sort,
-    read_cursor,
-)
+from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
 from spanwise.collector.stores.backends import RuleScore, ScoreQuery
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
@@ -28,17 +20,25 @@ from spanwise.collector.stores.clickhouse.filter_sql import (
     compile_filter,
     newest_feedback,
 )
-from spanwise.collector.stores.table_rows import parse_text_cursor
+from spanwise.collector.stores.queries.list_pages import (
+    EXPERIMENT_COLUMNS,
+    METADATA_FIELD,
+    SESSION_SUMS,
+    SESSION_VALUES,
+    TRACE_VALUES,
+    SortedPage,
+    SortedQuery,
+    SortedSet,
+    check_field,
+    list_sorted,
+    make_run_scores,
+    make_session,
+)
+from spanwise.collector.stores.queries.trace_reader import NewestFeedback
+from spanwise.collector.stores.table_rows import cut_page, parse_text_cursor
 from spanwise.collector.stores.weighted_sums import METADATA_PREFIX, check_grouping
 
 # Newest feedback of each key on traces and their spans
-
-
-class NewestFeedback(NamedTuple):
-    """Newest feedback of a key on a trace and its spans: outcome, and its score, else its label."""
-
-    outcome: str
-    value: float | str | None
 
 
 def read_newest_feedback(db: Connection, trace_ids: Collection[str]) -> dict[str, dict[str, NewestFeedback]]:
@@ -60,58 +60,13 @@ def _values(row: Any) -> Sequence[Any]:
     return tuple(row.values()) if isinstance(row, Mapping) else row
 
 
-# Traces and sessions sorted by a number, page by page.
-#
-# - Ties are in the order of the trace id (or session id). Missing values come last in both directions.
-# - The first page fixes the set of traces: those that are stored at that moment and pass. Later pages cover the same
-#   set, so that traces that arrive meanwhile shift nothing. A cursor is the last value and id, and the bounds of the set.
-# - If more than `MAX_SORTED` traces pass, the set is the newest of them.
-
-_TRACE_VALUES = {
-    "start": "t.start_ns",
-    "latency_ms": "t.end_ns - t.start_ns",
-    "time_to_first_token_ms": "t.time_to_first_token_ms",
-    "cost": "t.cost",
-    "tokens": "t.input_tokens + t.output_tokens",
-    "errors": "-toInt64(t.error_count)",
-    "runs": "toInt64(t.span_count)",
-}
-_SESSION_VALUES = {
-    "start": "min(t.start_ns)",
-    "duration_ms": "max(t.end_ns) - min(t.start_ns)",
-    "traces": "toInt64(count())",
-    "errors": "-toInt64(countIf(t.status = 'error'))",
-    "tokens": "sum(t.input_tokens + t.output_tokens)",
-    "cost": "sum(t.cost)",
-}
-assert (tuple(_TRACE_VALUES), tuple(_SESSION_VALUES)) == (TRACE_COLUMNS, SESSION_COLUMNS)
-_NUMBER = int | float | None
+# Traces and sessions sorted by a number, page by page (see `list_pages`).
 
 
-class SortedPage(NamedTuple):
-    """Ids of one page in order, the cursor of the next page, and `Page.newest`."""
-
-    ids: list[str]
-    next: str | None
-    newest: int | None
-
-
-class SortedSet(NamedTuple):
-    """Bounds of the traces that all pages of a list sort."""
-
-    upto: int  # highest number of a trace when the first page was read
-    since_ns: int | None  # earliest start, if there are more traces than can be sorted
-    size: int
-
-    @property
-    def newest(self) -> int | None:
-        """Return the number of newest traces in the set; None if it has all traces that pass."""
-        return None if self.since_ns is None else self.size
-
-    def restrict(self, where: str, parameters: QueryParameters) -> str:
-        """Return a condition restricted to the set."""
-        where = f"{where} AND t.number <= {parameters.bind(self.upto, 'UInt64')}"
-        return where if self.since_ns is None else f"{where} AND t.start_ns >= {parameters.integer(self.since_ns)}"
+def _restrict(bounds: SortedSet, filter: Filter, parameters: QueryParameters) -> str:
+    """Return the condition of a filter, restricted to a set."""
+    where = f"{compile_filter(filter, parameters)} AND t.number <= {parameters.bind(bounds.upto, 'UInt64')}"
+    return where if bounds.since_ns is None else f"{where} AND t.start_ns >= {parameters.integer(bounds.since_ns)}"
 
 
 def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> SortedSet:
@@ -119,7 +74,7 @@ def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> Sor
     upto_sql = "(SELECT max(number) FROM traces)"
     if unlimited:
         [[upto]] = db.query(f"SELECT {upto_sql}")
-        return SortedSet(upto, None, 0)
+        return SortedSet(upto)
     parameters, limit = QueryParameters(), filters.MAX_SORTED
     from_where = f"FROM {TRACES} WHERE {compile_filter(filter, parameters)}"
     [[upto, count]] = db.query(f"SELECT {upto_sql}, count() {from_where}", parameters)
@@ -130,82 +85,55 @@ def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> Sor
     return SortedSet(upto, since_ns, limit)
 
 
-def _sort_page(
-    db: Connection, rows: str, parameters: QueryParameters, order: SortOrder, last: Sequence[Any], limit: int
-) -> list[Any]:
-    """Return the rows of one page and one more, as (value, id).
+def _sort_page(db: Connection, rows: str, parameters: QueryParameters, query: SortedQuery) -> list[Any]:
+    """Return the rows of one page and one more, as (key, value, id).
 
-    `rows` is a statement with the columns `v` and `id`. `last` has the value and the id of the last row of the
-    previous page.
+    `rows` is a statement with the columns `v` and `id`, which is the key, too.
     """
-    after, sign = "1", "<" if order.is_descending else ">"
-    if last:
-        value, id = last[0], parameters.text(last[1])
+    after, sign = "1", "<" if query.order.is_descending else ">"
+    if query.last:
+        value, id = query.last[0], parameters.text(query.last[1])
         if value is None:
             after = f"v IS NULL AND id > {id}"
         else:
             bound = parameters.integer(value) if isinstance(value, int) else parameters.number(value)
             after = f"(v {sign} {bound} OR (v = {bound} AND id > {id}) OR v IS NULL)"
-    by = f"v {order.sql} NULLS LAST, id LIMIT {parameters.integer(limit + 1)}"
-    return db.query(f"SELECT v, id FROM ({rows}) WHERE {after} ORDER BY {by}", parameters)
+    by = f"v {query.order.sql} NULLS LAST, id LIMIT {parameters.integer(query.limit + 1)}"
+    return db.query(f"SELECT id, v, id FROM ({rows}) WHERE {after} ORDER BY {by}", parameters)
 
 
 def list_sorted_traces(db: Connection, filter: Filter, sort: str, limit: int, cursor: str | None) -> SortedPage:
     """Return one page of trace ids. Raise `Refused` for an unknown order or another list's cursor."""
-    order, mark = parse_sort(sort, TRACE_COLUMNS, feedback=True), fingerprint(sort, filter)
-    last, bounds = _read_position(cursor, mark)
-    if bounds is None:
-        bounds = _find_set(db, filter, unlimited=order.column == "start")
-    parameters = QueryParameters()
-    where = bounds.restrict(compile_filter(filter, parameters), parameters)
-    if order.column == "feedback":
+
+    def select(query: SortedQuery, bounds: SortedSet) -> list[Any]:
+        parameters, order = QueryParameters(), query.order
+        where = _restrict(bounds, filter, parameters)
+        if order.column != "feedback":
+            rows = f"SELECT {TRACE_VALUES[order.column]} AS v, t.trace_id AS id FROM {TRACES} WHERE {where}"
+            return _sort_page(db, rows, parameters, query)
         scores = newest_feedback([order.key or ""], parameters)
         # of traces without feedback, the score is NULL, because the column is nullable
         source = (
             f"(SELECT t.trace_id AS trace_id FROM {TRACES} WHERE {where}) AS t LEFT JOIN ({scores}) AS f USING trace_id"
         )
-        rows = f"SELECT f.score AS v, t.trace_id AS id FROM {source}"
-    else:
-        rows = f"SELECT {_TRACE_VALUES[order.column]} AS v, t.trace_id AS id FROM {TRACES} WHERE {where}"
-    return _cut_page(_sort_page(db, rows, parameters, order, last, limit), limit, mark, bounds)
+        return _sort_page(db, f"SELECT f.score AS v, t.trace_id AS id FROM {source}", parameters, query)
+
+    find_set = lambda order: _find_set(db, filter, unlimited=order.column == "start")  # noqa: E731
+    return list_sorted(sort, filter, limit, cursor, find_set, select)[0]
 
 
-def _list_sorted_sessions(
-    db: Connection, filter: Filter, sort: str, limit: int, cursor: str | None
-) -> tuple[SortedPage, SortedSet]:
-    """Return one page of session ids, and the set of traces that they cover."""
-    order, mark = parse_sort(sort, SESSION_COLUMNS), fingerprint(sort, filter)
-    last, bounds = _read_position(cursor, mark)
-    if bounds is None:
-        bounds = _find_set(db, filter)
+def _sort_sessions(db: Connection, query: SortedQuery, bounds: SortedSet) -> list[Any]:
     parameters = QueryParameters()
-    where = bounds.restrict(compile_filter(filter, parameters), parameters)
     rows = (
-        f"SELECT {_SESSION_VALUES[order.column]} AS v, t.session_id AS id FROM {TRACES}"
-        f" WHERE {where} AND t.session_id IS NOT NULL GROUP BY t.session_id"
+        f"SELECT {SESSION_VALUES[query.order.column]} AS v, t.session_id AS id FROM {TRACES}"
+        f" WHERE {_restrict(bounds, query.filter, parameters)} AND t.session_id IS NOT NULL GROUP BY t.session_id"
     )
-    return _cut_page(_sort_page(db, rows, parameters, order, last, limit), limit, mark, bounds), bounds
-
-
-def _read_position(cursor: str | None, mark: str) -> tuple[Sequence[Any], SortedSet | None]:
-    """Return the last value and id of the previous page, and the set of traces; () and None without a cursor."""
-    if cursor is None:
-        return (), None
-    value, id, *bounds = read_cursor(cursor, mark, (_NUMBER, str, int, int | None, int))
-    return (value, id), SortedSet(*bounds)
-
-
-def _cut_page(rows: Sequence[Any], limit: int, mark: str, bounds: SortedSet) -> SortedPage:
-    next = make_cursor(mark, (*rows[limit - 1], *bounds)) if len(rows) > limit else None
-    return SortedPage([id for _, id in rows[:limit]], next, bounds.newest)
+    return _sort_page(db, rows, parameters, query)
 
 
 # Sessions
 
-_SESSION_FIELDS = (
-    "t.session_id AS id, argMax(t.project, t.start_ns), max(t.user_id), count(), countIf(t.status = 'error'),"
-    " min(t.start_ns), max(t.end_ns), sum(t.input_tokens), sum(t.output_tokens), sum(t.cost), max(t.start_ns) AS latest"
-)
+_SESSION_FIELDS = f"t.session_id AS id, argMax(t.project, t.start_ns), {SESSION_SUMS}"
 
 
 def list_sessions(
@@ -216,42 +144,36 @@ def list_sessions(
     All pages cover the traces that were stored when the first page was read, so a session that gets another trace
     keeps its position.
     """
+    parameters = QueryParameters()
     if sort:
-        page, bounds = _list_sorted_sessions(db, filter, sort, limit, cursor)
-        parameters = QueryParameters()
-        where = bounds.restrict(compile_filter(filter, parameters), parameters)
-        where = f"{where} AND t.session_id IN {parameters.texts(page.ids)}"
+        select = partial(_sort_sessions, db)
+        page, bounds = list_sorted(sort, filter, limit, cursor, lambda _: _find_set(db, filter), select, sessions=True)
+        where = f"{_restrict(bounds, filter, parameters)} AND t.session_id IN {parameters.texts(page.keys)}"
         rows = db.query(f"SELECT {_SESSION_FIELDS} FROM {TRACES} WHERE {where} GROUP BY t.session_id", parameters)
         by_id = {row[0]: row for row in rows}
-        found = tuple(_make_session(by_id[id]) for id in page.ids if id in by_id)
+        found = tuple(make_session(by_id[id]) for id in page.keys if id in by_id)
         return Page(items=found, next=page.next, newest=page.newest)
-    parameters, having = QueryParameters(), ""
+    having = ""
     if cursor is None:
         [[upto]] = db.query("SELECT max(number) FROM traces")
     else:
         upto, rest = parse_text_cursor(cursor)
-        start_ns, id = parse_text_cursor(rest)
-        having = f" HAVING (latest, id) < ({parameters.integer(start_ns)}, {parameters.text(id)})"
-    where = SortedSet(upto, None, 0).restrict(compile_filter(filter, parameters), parameters)
-    rows = db.query(
+        having = f" HAVING (latest, id) < {parameters.position(rest)}"
+    where = _restrict(SortedSet(upto), filter, parameters)
+    fetched = db.query(
         f"SELECT {_SESSION_FIELDS} FROM {TRACES} WHERE {where} AND t.session_id IS NOT NULL GROUP BY t.session_id{having}"
         f" ORDER BY latest DESC, id DESC LIMIT {parameters.integer(limit + 1)}",
         parameters,
     )
-    next = f"{upto}.{rows[limit - 1][10]}.{rows[limit - 1][0]}" if len(rows) > limit else None
-    return Page(items=tuple(map(_make_session, rows[:limit])), next=next)
-
-
-def _make_session(row: Sequence[Any]) -> SessionSummary:
-    """Return the summary of a row of `_SESSION_FIELDS`, which are in the order of its fields."""
-    return SessionSummary(**dict(zip(SessionSummary.__slots__, row, strict=False)))
+    shown, next = cut_page(fetched, limit, time=10, key=0)
+    return Page(items=tuple(map(make_session, shown)), next=next and f"{upto}.{next}")
 
 
 # Distinct values of a field, for filter menus
 
 NEWEST_TRACES = 1000  # newest traces of a project, and of all projects for metadata, from which values are read
 
-_FEEDBACK_FIELD, _METADATA_FIELD = "feedback", "metadata"
+_FEEDBACK_FIELD = "feedback"
 # Values of a trace
 _VALUES = {
     "project": "t.project",
@@ -277,13 +199,12 @@ def list_values(db: Connection, field: str, limit: int, project: str | None) -> 
     """Return the values of a field in order, at most `limit`. Raise `Refused` for an unknown field."""
     parameters = QueryParameters()
     name, _, key = field.partition(".")
-    if name == _METADATA_FIELD:
+    if name == METADATA_FIELD:
         value = f"t.metadata[{parameters.text(key)}]" if key else "arrayJoin(mapKeys(t.metadata))"
         where = f"mapContains(t.metadata, {parameters.text(key)})" if key else "1"
         values = f"{value} AS v FROM {_newest_traces(project, parameters)} WHERE {where}"
         return _list_distinct(db, values, "1" if key else "v <> ''", limit, parameters)
-    if field not in _FIELDS:
-        raise Refused(f"unknown field {field!r}; expected one of: {', '.join((*_FIELDS, _METADATA_FIELD))}")
+    check_field(field, _FIELDS)
     if project is not None and field == "project":
         return [project]
     source = TRACES if project is None else _newest_traces(project, parameters)
@@ -370,33 +291,13 @@ def list_experiment_scores(db: Connection, experiment_id: str, limit: int, curso
     parameters = QueryParameters()
     where = f"t.span_count > 0 AND t.experiment_id = {parameters.text(experiment_id)}"
     if cursor is not None:
-        start_ns, trace_id = parse_text_cursor(cursor)
-        where += f" AND (t.start_ns, t.trace_id) > ({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
-    columns = (
-        "t.trace_id, t.example_id, t.repetition, t.status, t.start_ns, t.end_ns, t.input_tokens, t.output_tokens,"
-        " t.cost, t.tags, mapKeys(t.models)"
-    )
+        where += f" AND (t.start_ns, t.trace_id) > {parameters.position(cursor)}"
+    columns = f"{EXPERIMENT_COLUMNS}, t.tags, mapKeys(t.models)"
     order = f"ORDER BY t.start_ns, t.trace_id LIMIT {parameters.integer(limit + 1)}"
-    rows = db.query(f"SELECT {columns} FROM {TRACES} WHERE {where} {order}", parameters)
-    next = f"{rows[limit - 1][4]}.{rows[limit - 1][0]}" if len(rows) > limit else None
-    rows = rows[:limit]
+    fetched = db.query(f"SELECT {columns} FROM {TRACES} WHERE {where} {order}", parameters)
+    rows, next = cut_page(fetched, limit, time=4, key=0)
     scores = _read_counted_scores(db, [row[0] for row in rows])
-    items = (
-        RunScores(
-            trace_id=trace_id,
-            example_id=example,
-            repetition=repetition,
-            status=status,
-            scores=scores.get(trace_id, {}),
-            duration_ns=max(0, end - start),
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            cost=cost,
-            tags=tuple(tags),
-            models=tuple(models),
-        )
-        for trace_id, example, repetition, status, start, end, input_tokens, output_tokens, cost, tags, models in rows
-    )
+    items = (make_run_scores(row[:9], row[9], row[10], scores.get(row[0], {})) for row in rows)
     return Page(items=tuple(items), next=next)
 
 
@@ -441,8 +342,7 @@ def list_rule_scores(db: Connection, query: ScoreQuery) -> Page[RuleScore]:
     if query.until_ns is not None:
         bounds.append(f"start < {parameters.integer(query.until_ns)}")
     if query.cursor is not None:
-        start_ns, id = parse_text_cursor(query.cursor)
-        bounds.append(f"(start, id) < ({parameters.integer(start_ns)}, {parameters.text(id)})")
+        bounds.append(f"(start, id) < {parameters.position(query.cursor)}")
     of_traces = (
         "SELECT f.*, t.session_id AS session, t.start_ns AS start"
         f" FROM ({current_feedback('*', where)}) AS f"
@@ -458,9 +358,8 @@ def list_rule_scores(db: Connection, query: ScoreQuery) -> Page[RuleScore]:
         f"SELECT start, id, session, {FEEDBACK_COLUMNS} FROM ({of_traces} UNION ALL {of_sessions})"
         f" WHERE {' AND '.join(bounds)} ORDER BY start DESC, id DESC LIMIT {parameters.integer(query.limit + 1)}"
     )
-    rows = db.query(sql, parameters)
-    next = f"{rows[query.limit - 1][0]}.{rows[query.limit - 1][1]}" if len(rows) > query.limit else None
-    scores = [RuleScore(decode_feedback(row[3:]), row[2], row[0]) for row in rows[: query.limit]]
+    rows, next = cut_page(db.query(sql, parameters), query.limit, time=0, key=1)
+    scores = [RuleScore(decode_feedback(row[3:]), row[2], row[0]) for row in rows]
     if query.by is not None:
         scores = _add_groups(db, query.by, query.project, scores)
     return Page(items=tuple(scores), next=next)

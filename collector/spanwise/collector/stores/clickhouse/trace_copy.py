@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from spanwise.collector.records import JSON, normalize_feedback
+from spanwise.collector.records import JSON, Feedback, Target, normalize_feedback
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.backends import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.clickhouse import schema
@@ -18,6 +18,7 @@ from spanwise.collector.stores.clickhouse.feedback_rows import (
     make_feedback_columns,
 )
 from spanwise.collector.stores.clickhouse.feedback_writer import read_outlets
+from spanwise.collector.stores.clickhouse.senders import PROCESS_COLUMNS
 from spanwise.collector.stores.clickhouse.span_rows import (
     RUN_COLUMNS,
     SpanRow,
@@ -30,8 +31,7 @@ from spanwise.collector.stores.clickhouse.span_rows import (
     summarize_facts,
 )
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
-from spanwise.collector.stores.queries.feedback_records import FeedbackRow
-from spanwise.collector.stores.side_records import OPEN_RUN_COLUMNS, make_side_record
+from spanwise.collector.stores.side_records import OPEN_RUN_COLUMNS, SIDE_RECORD_FIELDS, make_side_record
 from spanwise.collector.stores.table_rows import dumps, loads
 
 RUNS_PER_BATCH = 500
@@ -191,7 +191,8 @@ class ClickHouseTraceCopy:
         stored = self._read_feedback_changes([one.trace_id for one in moved])
         moved = [one for one in moved if stored.get(one.trace_id, 0) < (one.change or 0)]
         if moved:
-            markers = [FeedbackRow(**{**_EMPTY_ROW, "trace_id": one.trace_id}) for one in moved]
+            targets = [Target(trace_id=one.trace_id) for one in moved]
+            markers = [encode_feedback(Feedback(target=one, id=_MARKER, key=_MARKER, score=0.0)) for one in targets]
             columns = {**make_feedback_columns((), 0, markers), "number": [one.change for one in moved]}
             self._db.insert("feedback", columns, secrets.token_hex(8))
 
@@ -199,13 +200,13 @@ class ClickHouseTraceCopy:
         for table in _SIDE_TABLES if first else ():
             target, _, cluster = schema.get_mutation_target(table, self._db.cluster).partition(" ")
             self._db.command(f"TRUNCATE TABLE {target} {cluster}")
-        by_kind: dict[str, list[Mapping[str, Any]]] = {}
-        for record in records:
-            by_kind.setdefault(record.kind, []).append(record.fields)
+        by_kind: dict[str, list[Sequence[Any]]] = {}
+        for kind, fields in records:
+            values = [fields[name] for name in SIDE_RECORD_FIELDS[kind]]
+            by_kind.setdefault(kind, []).append(_IMPORTED[kind].make_row(*values))
         for kind, rows in by_kind.items():
-            table, make_row = _IMPORTED[kind]
-            made = [make_row(fields) for fields in rows]
-            self._db.insert_rows(table, list(made[0]), [list(row.values()) for row in made], secrets.token_hex(8))
+            table, columns, _ = _IMPORTED[kind]
+            self._db.insert_rows(table, columns, rows, secrets.token_hex(8))
 
     def finish_import(self, latest_change: int, identity: str) -> None:
         """Take over the id of the source. The feed continues with the server's time, which is above all numbers.
@@ -225,50 +226,39 @@ def _export_run(row: Sequence[Any]) -> ExportedRun:
     return ExportedRun(decode_run(row), amended, sent)
 
 
-_EMPTY_ROW: dict[str, Any] = {
-    **dict.fromkeys(FeedbackRow._fields),
-    **dict.fromkeys(("session_id", "experiment_id", "rule", "metadata"), ""),
-    "id": _MARKER,
-    "key": _MARKER,
-    "outcome": "score",
-    "source": "code",
-    "is_bool": False,
-    "created_ns": 0,
-}
+class _ImportedTable(NamedTuple):
+    """Table and columns of a kind of side records. `make_row` takes the fields of a record."""
+
+    name: str
+    columns: Sequence[str]
+    make_row: Callable[..., Sequence[Any]]
 
 
-def _make_open_run(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {**{name: fields[name] for name in OPEN_RUN_COLUMNS}, "is_deleted": 0, "number": fields["seen_ns"]}
+def _make_process(instance: str, stored: int, seen_ns: int, *fields: Any) -> Sequence[Any]:
+    *sender, reported_ns, progress, report = fields
+    progress = 0 if report is None else progress + 1
+    return instance, stored, seen_ns, (progress, seen_ns, dumps(sender)), (progress, reported_ns or 0, report or "")
 
 
-def _make_process(fields: Mapping[str, Any]) -> dict[str, Any]:
-    sender = dumps([fields["service"], fields["project"], fields["environment"], fields["pid"]])
-    progress = 0 if fields["report"] is None else fields["progress"] + 1
-    report = (progress, fields["reported_ns"] or 0, fields["report"] or "")
-    of_sender = {"sender": (progress, fields["seen_ns"], sender), "report": report}
-    return {**{name: fields[name] for name in ("instance", "stored", "seen_ns")}, **of_sender}
+def _make_tombstone(trace_id: str, until_ns: int) -> Sequence[Any]:
+    return trace_id, max(0, until_ns - TOMBSTONE_NS) // 10**9, "copied"
 
 
-def _make_amendment(fields: Mapping[str, Any]) -> dict[str, Any]:
-    target = {name: fields[name] for name in ("trace_id", "span_id", "project", "fields")}
-    return {**target, "id": "copied", "applied": 0, "number": fields["seen_ns"]}
-
-
-def _make_tombstone(fields: Mapping[str, Any]) -> dict[str, Any]:
-    deleted = max(0, fields["until_ns"] - TOMBSTONE_NS) // 10**9
-    return {"trace_id": fields["trace_id"], "deleted": deleted, "batch": "copied"}
-
-
-def _make_outlet(fields: Mapping[str, Any]) -> dict[str, Any]:
-    status = (fields["updated_ns"], fields["error"])
-    names = ("name", "url", "cursor", "sent", "dropped")
-    return {**{name: fields[name] for name in names}, "opened_ns": fields["updated_ns"], "status": status}
+def _make_outlet(*fields: Any) -> Sequence[Any]:
+    *values, error, updated_ns = fields
+    return *values, updated_ns, (updated_ns, error)
 
 
 _IMPORTED = {
-    "open_run": ("open_runs", _make_open_run),
-    "process": ("processes", _make_process),
-    "amendment": ("amendments", _make_amendment),
-    "tombstone": ("tombstones", _make_tombstone),
-    "outlet": ("outlets", _make_outlet),
+    "open_run": _ImportedTable("open_runs", (*OPEN_RUN_COLUMNS, "number"), lambda *fields: fields),
+    "process": _ImportedTable("processes", PROCESS_COLUMNS, _make_process),
+    "amendment": _ImportedTable(
+        "amendments",
+        ("trace_id", "span_id", "project", "fields", "number", "id"),
+        lambda *fields: (*fields[:4], fields[5], "copied"),
+    ),
+    "tombstone": _ImportedTable("tombstones", ("trace_id", "deleted", "batch"), _make_tombstone),
+    "outlet": _ImportedTable(
+        "outlets", ("name", "url", "cursor", "sent", "dropped", "opened_ns", "status"), _make_outlet
+    ),
 }

@@ -36,30 +36,12 @@ from spanwise.collector.records import (
     TreeNode,
 )
 from spanwise.collector.stores.queries.measure_query import MeasureQuery
+from spanwise.collector.stores.queries.table_reader import TableReader
+from spanwise.collector.stores.queries.trace_reader import TraceReader
 from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
 
 R = TypeVar("R")
 C = TypeVar("C", contravariant=True)
-
-
-class TraceQueries(Protocol[C]):
-    """Functions that return traces, whole or in part."""
-
-    def list_traces(
-        self, reader: C, /, filter: Filter, limit: int, cursor: str | None, sort: str | None
-    ) -> Page[TraceSummary]: ...
-
-    def read_trace(self, reader: C, /, trace_id: str) -> Trace: ...
-
-    def read_traces(self, reader: C, /, trace_ids: Sequence[str]) -> list[Trace]: ...
-
-    def read_lazily(self, reader: C, /, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]: ...
-
-    def read_tree(self, reader: C, /, trace_id: str, limit: int, cursor: str | None) -> Page[TreeNode]: ...
-
-    def read_runs(self, reader: C, /, trace_id: str, limit: int, cursor: str | None) -> Page[Run]: ...
-
-    def read_run(self, reader: C, /, trace_id: str, span_id: str | None) -> Run: ...
 
 
 class RecordLists(Protocol[C]):
@@ -92,12 +74,6 @@ class RecordLists(Protocol[C]):
     def find_stored_traces(self, reader: C, /, trace_ids: Collection[str]) -> set[str]: ...
 
     def find_stored_sessions(self, reader: C, /, sessions: Collection[str]) -> set[str]: ...
-
-
-class TableRecords(Protocol[C]):
-    """Function that returns the source records of flat tables."""
-
-    def read_records(self, reader: C, /, table: str, filter: Filter, limit: int, cursor: str | None) -> Page[Any]: ...
 
 
 class ChangeFeed(Protocol[C]):
@@ -153,9 +129,9 @@ class OutgoingQueue(Protocol[C]):
 class TraceOperations(ABC, Generic[R]):
     """Base class of trace backends. Methods without a docstring are those of `TraceStore` and `TraceBackend`."""
 
-    _queries: TraceQueries[R]
+    _queries: TraceReader[R]
     _lists: RecordLists[R]
-    _tables: TableRecords[R]
+    _tables: TableReader[R]
     _feed: ChangeFeed[R]
     _senders: SenderRecords[R]
     _outgoing: OutgoingQueue[R]

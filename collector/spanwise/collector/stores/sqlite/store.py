@@ -55,7 +55,9 @@ from spanwise.collector.stores.sqlite.database_file import (
 )
 from spanwise.collector.stores.sqlite.maintenance import background_jobs, deletion
 from spanwise.collector.stores.sqlite.maintenance.background_jobs import BackgroundWorker
-from spanwise.collector.stores.sqlite.query import change_feed, record_lists, table_records, trace_queries
+from spanwise.collector.stores.sqlite.query import change_feed, record_lists
+from spanwise.collector.stores.sqlite.query.table_records import TableRecords
+from spanwise.collector.stores.sqlite.query.trace_queries import TraceQueries
 from spanwise.collector.stores.sqlite.rollups import aggregation
 from spanwise.collector.stores.sqlite.score_sums import listed_scores
 from spanwise.collector.stores.sqlite.score_sums.bucket_weights import weigh_buckets
@@ -73,7 +75,8 @@ class SQLiteTraces(Backend, TraceOperations[Reader]):
     needs.
     """
 
-    _queries, _lists, _tables, _feed = trace_queries, record_lists, table_records, change_feed
+    _queries = TraceQueries()
+    _tables, _lists, _feed = TableRecords(_queries), record_lists, change_feed
     _senders, _outgoing = side_tables, feedback_table
 
     def _read(self) -> AbstractContextManager[Reader]:
