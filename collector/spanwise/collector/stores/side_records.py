@@ -12,6 +12,7 @@ from spanwise.collector.records import JSON, Amendment, OpenRun, Process, Proces
 from spanwise.collector.stores.backends import SideRecord
 from spanwise.collector.stores.run_codec import Fact
 from spanwise.collector.stores.table_rows import INT_MAX, clean, dumps, loads
+from spanwise.collector.stores.trace_assembly import FEEDBACK_FIELD
 from spanwise.tracer import attribute_names as names
 
 # Amendments.
@@ -47,6 +48,20 @@ def choose_evaluated_call(response_id: str, found: Sequence[tuple[str, Fact]]) -
             " attribute 'openinference.project.name' of the feedback to one of them"
         )
     return sorted(found, key=lambda span: (span[1].kind != "llm", span[1].start_ns, span[1].span_id))[:1]
+
+
+def find_amended_spans(
+    target: AmendmentTarget, fields: Mapping[str, JSON], calls: Sequence[tuple[str, Fact]]
+) -> list[AmendmentTarget]:
+    """Return the spans that an amendment of a response concerns, of those with its id: feedback belongs to one call."""
+    chosen = choose_evaluated_call(target.span_id, calls) if FEEDBACK_FIELD in fields else calls
+    return [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in chosen]
+
+
+def check_amended_size(what: str, size: int, limit: int) -> None:
+    """Raise `Refused` if a run, or what waits for it, is too large."""
+    if size > limit:
+        raise Refused(f"{what} would take {size:,} bytes; the limit is {limit:,}")
 
 
 # Started runs.

@@ -28,7 +28,7 @@ from spanwise.collector.stores.bucket_totals import (
 )
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import decode_feedback
-from spanwise.collector.stores.clickhouse.filter_sql import COMPILERS, SLOT_COLUMNS, TRACES, compile_filter
+from spanwise.collector.stores.clickhouse.filter_sql import ARRAYS, COMPILERS, SLOT_COLUMNS, TRACES, compile_filter
 from spanwise.collector.stores.clickhouse.record_lists import current_feedback, group_values
 from spanwise.collector.stores.queries.feedback_records import FeedbackRow
 from spanwise.collector.stores.queries.measure_query import MeasureQuery
@@ -36,24 +36,17 @@ from spanwise.collector.stores.queries.measure_query import MeasureQuery
 # SQL of the group of a trace; of groups in `_ARRAYS`, a trace may have several, and `group_value` is one of them
 _GROUPS = {
     **TRACE_GROUPS,
-    "model": "group_value",
+    **dict.fromkeys(("model", "prompt_version", "agent", "finish_reason", "tag"), "group_value"),
     "error": "t.error",  # errors that have the same name are put together here (`error_group`)
     "prompt": "nullIf(group_value, '')",
-    "prompt_version": "group_value",
-    "agent": "group_value",
-    "finish_reason": "group_value",
-    "tag": "group_value",
     "version": "t.service_version",
 }
 # A trace whose array is empty is in no group
 _ARRAYS = {
-    "model": "mapKeys(t.models)",
+    **{name: ARRAYS[name] for name in ("model", "agent", "finish_reason", "tag")},
     "prompt": "{prompts}",
     "prompt_version": "arrayFlatten(arrayMap(prompt -> arrayMap(version -> concat(prompt, if(version = '', '', '@'), version),"
     " {versions}), {prompts}))",
-    "agent": "t.agents",
-    "finish_reason": "t.finish_reasons",
-    "tag": "t.tags",
 }
 
 

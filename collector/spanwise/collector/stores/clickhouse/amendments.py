@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from spanwise.collector.errors import Refused
 from spanwise.collector.records import JSON, Amendment, Feedback, Target
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.clickhouse import deletion
@@ -28,7 +27,8 @@ from spanwise.collector.stores.side_records import (
     ANY_PROJECT,
     NO_TRACE,
     AmendmentTarget,
-    choose_evaluated_call,
+    check_amended_size,
+    find_amended_spans,
     get_amendment_target,
 )
 from spanwise.collector.stores.table_rows import dumps, loads
@@ -78,16 +78,10 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
         spans = [target]
         if target.trace_id == NO_TRACE:
             calls = _find_by_response(db, [target.span_id], target.project)
-            if FEEDBACK_FIELD in fields:  # it belongs to one call
-                calls = choose_evaluated_call(target.span_id, calls)
-            found = [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in calls]
-            spans = found or spans
+            spans = find_amended_spans(target, fields, calls) or spans
         if target.trace_id not in gone:
             text = dumps(fields)
-            if len(text) > MAX_AMENDED_BYTES:
-                raise Refused(
-                    f"the amendment of span {target.span_id!r} has {len(text):,} bytes; the limit is {MAX_AMENDED_BYTES:,}"
-                )
+            check_amended_size(f"the amendment of span {target.span_id!r}", len(text), MAX_AMENDED_BYTES)
             id = hashlib.sha256(f"{target}{text}".encode()).hexdigest()[:32]
             rows += [StoredAmendment(*span, id, text, 0) for span in spans]
     _insert(db, rows)
@@ -136,24 +130,21 @@ def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], sto
     ids = list(trace_ids)
     if not ids or not db.query("SELECT 1 FROM amendments LIMIT 1"):
         return
-    of_traces = f"SELECT {_COLUMNS}, applied FROM amendments FINAL WHERE trace_id IN {{ids:Array(String)}}"
+    of_traces = f"SELECT {_COLUMNS}, applied, '' FROM amendments FINAL WHERE trace_id IN {{ids:Array(String)}}"
     # amendments of model responses, with the spans that have these responses
     calls = (
-        "SELECT s.trace_id, s.span_id, a.project, a.id, a.fields, a.number, a.span_id FROM amendments AS a FINAL INNER JOIN"
+        "SELECT s.trace_id, s.span_id, a.project, a.id, a.fields, a.number, 0, a.span_id FROM amendments AS a FINAL INNER JOIN"
         " (SELECT trace_id, span_id, response_id FROM spans FINAL WHERE trace_id IN {ids:Array(String)} AND response_id <> '') AS s"
         " ON a.span_id = s.response_id WHERE a.trace_id = '' AND a.applied = 0"
     )
     by_span: dict[tuple[str, str], list[StoredAmendment]] = {}
     new: dict[StoredAmendment, list[StoredAmendment]] = {}  # not applied yet -> rows to be marked as applied
-    for *row, applied in db.query(of_traces, {"ids": ids}):
+    for *row, applied, response_id in (*db.query(of_traces, {"ids": ids}), *db.query(calls, {"ids": ids})):
         amendment = StoredAmendment(*row)
         by_span.setdefault(amendment[:2], []).append(amendment)
         if not applied:
-            new[amendment] = [amendment]
-    for *row, response_id in db.query(calls, {"ids": ids}):
-        amendment = StoredAmendment(*row)
-        by_span.setdefault(amendment[:2], []).append(amendment)
-        new[amendment] = [amendment, amendment._replace(trace_id=NO_TRACE, span_id=response_id)]
+            of_response = amendment._replace(trace_id=NO_TRACE, span_id=response_id)
+            new[amendment] = [amendment, of_response] if response_id else [amendment]
     feedback, done = list[Feedback](), list[StoredAmendment]()
     changed: dict[str, dict[str, SpanRow]] = {}
     for (trace_id, span_id), waiting in by_span.items():
@@ -187,8 +178,5 @@ def _amend_row(row: Sequence[Any], all_fields: Sequence[dict[str, JSON]], count:
     run = decode_run(row)
     sent = earlier[0] if earlier else extract_fact(run).size
     amended = encode_amended_row(trace_assembly.apply_amendment(run, merged, before), merged, sent, count)
-    if len(amended.payload) > MAX_AMENDED_BYTES:
-        raise Refused(
-            f"amended span {run.span_id!r} would take {len(amended.payload):,} bytes; the limit is {MAX_AMENDED_BYTES:,}"
-        )
+    check_amended_size(f"amended span {run.span_id!r}", len(amended.payload), MAX_AMENDED_BYTES)
     return amended

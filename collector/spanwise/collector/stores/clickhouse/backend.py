@@ -6,25 +6,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Literal
 
 from spanwise.collector.errors import StoreError
-from spanwise.collector.filters import Filter
 from spanwise.collector.records import (
-    Amendment,
-    Bucket,
     Feedback,
     OpenRun,
     Retention,
     Run,
-    ScoreSums,
     normalize_feedback,
 )
-from spanwise.collector.stores.backends import BucketScore
 from spanwise.collector.stores.clickhouse import (
     aggregation,
     amendments,
@@ -43,7 +37,6 @@ from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
 from spanwise.collector.stores.clickhouse.table_records import TableRecords
 from spanwise.collector.stores.clickhouse.trace_copy import ClickHouseTraceCopy
 from spanwise.collector.stores.clickhouse.trace_queries import TraceQueries
-from spanwise.collector.stores.queries.measure_query import MeasureQuery
 from spanwise.collector.stores.queries.trace_operations import TraceOperations
 
 log = logging.getLogger("spanwise.collector")
@@ -68,6 +61,10 @@ class ClickHouseTraces(TraceOperations[Database]):
         self._maintenance = _Maintenance(self._db, self._spans, self._feedback, self._inserter)
         self.change_feedback, self.delete_feedback = self._feedback.change_feedback, self._feedback.delete_feedback
         self.replace_rule_feedback = self._feedback.replace_rule_feedback
+        self.add_amendments = partial(amendments.add_amendments, self._db, self._spans)
+        self._compute_buckets = partial(aggregation.compute_buckets, self._db)
+        self._sum_measure = partial(aggregation.sum_measure, self._db)
+        self.list_bucket_scores = partial(aggregation.list_bucket_scores, self._db)
         self.list_rule_scores = partial(record_lists.list_rule_scores, self._db)
         self.add_reports, self.traced_destinations = partial(senders.add_reports, self._db), self._spans.destinations.of
         self.identity, self.latest_trace_number = self._db.read_identity, self._db.now
@@ -82,14 +79,6 @@ class ClickHouseTraces(TraceOperations[Database]):
 
     def _read(self) -> AbstractContextManager[Database]:
         return nullcontext(self._db)
-
-    def _compute_buckets(
-        self, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int | Literal["all"] | None
-    ) -> list[Bucket]:
-        return aggregation.compute_buckets(self._db, filter, bucket_ns, group_by, newest)
-
-    def _sum_measure(self, query: MeasureQuery) -> list[ScoreSums]:
-        return aggregation.sum_measure(self._db, query)
 
     @property
     def where(self) -> str:
@@ -155,18 +144,8 @@ class ClickHouseTraces(TraceOperations[Database]):
         if any(job.batch.rows for job in jobs):
             self._spans.write([job.batch for job in jobs])
 
-    def add_amendments(self, amended: Sequence[Amendment]) -> list[bool]:
-        return amendments.add_amendments(self._db, self._spans, amended)
-
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
         self.append((), feedback)
-
-    # queries
-
-    def list_bucket_scores(
-        self, filter: Filter, *, bucket_ns: int | None, group_by: str | None, newest: int | None
-    ) -> Iterable[BucketScore]:
-        return aggregation.list_bucket_scores(self._db, filter, bucket_ns, group_by, newest)
 
     # open runs and senders
 

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spanwise.collector.filters import EVALUATOR_KIND, Filter
+from spanwise.collector.filters import Filter
 from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
 from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters
 from spanwise.collector.stores.clickhouse.filter_values import ValueReader
+from spanwise.collector.stores.clickhouse.record_lists import find_traces
 from spanwise.collector.stores.queries.change_pages import (
     MAX_HEADS,
     parse_change_number,
@@ -92,17 +93,12 @@ def read_period(
     Their cursors are positions in this list. Raise `Refused` for an invalid cursor or invalid filters.
     """
     wanted, now_ns = validate_filters(filters), db.now()
-    parameters, position = QueryParameters(), f"{until_ns}." if after is None else after
-    sql = (
-        f"SELECT t.trace_id FROM traces AS t FINAL WHERE (t.kind <> '{EVALUATOR_KIND}' OR t.experiment_id IS NOT NULL)"
-        f" AND t.project = {parameters.text(project)} AND t.start_ns >= {parameters.integer(since_ns)}"
-        f" AND (t.start_ns, t.trace_id) < {parameters.position(position)}"
-        f" ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(max(0, min(limit, MAX_HEADS)))}"
-    )
-    ids = [row[0] for row in db.query(sql, parameters)]
+    wanted_traces = Filter(project=project, since_ns=since_ns, until_ns=until_ns)
+    rows, _ = find_traces(db, wanted_traces, "t.trace_id, t.start_ns", max(0, min(limit, MAX_HEADS)), after)
+    ids = [row[0] for row in rows]
     found = {head.trace_id: head for head in _read_heads(db, _read_last_changes(db, ids, now_ns), wanted, now_ns)}
     heads = tuple(replace(found[id], cursor=f"{found[id].start_ns}.{id}") for id in ids if id in found)
-    return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else position, now_ns=now_ns)
+    return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else after or f"{until_ns}.", now_ns=now_ns)
 
 
 def read_head(db: Database, trace_id: str, filters: Sequence[Filter]) -> TraceHead:

@@ -16,9 +16,8 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import Retention
 from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.clickhouse import schema
-from spanwise.collector.stores.clickhouse.connection import DAY_NS, Database, QueryParameters
-from spanwise.collector.stores.clickhouse.filter_sql import TRACES, compile_filter
-from spanwise.collector.stores.table_rows import cut_page
+from spanwise.collector.stores.clickhouse.connection import DAY_NS, Database
+from spanwise.collector.stores.clickhouse.record_lists import find_traces
 
 BATCH_TRACES = 5_000  # traces per search
 MAX_KEEP_DAYS = 60_000
@@ -43,22 +42,14 @@ def find_deletable(
     The result includes the sessions that lose their last trace. `after` is a position in the list, `upto` the highest
     number of a trace.
     """
-    parameters = QueryParameters()
-    condition = compile_filter(filter, parameters, judgements=True)
-    if after is not None:
-        condition += f" AND (t.start_ns, t.trace_id) < {parameters.position(after)}"
-    if upto is not None:
-        condition += f" AND t.number <= {parameters.bind(upto, 'UInt64')}"
-    sql = (
-        f"SELECT t.start_ns, t.trace_id, t.session_id FROM {TRACES} WHERE {condition}"
-        " AND t.trace_id NOT IN (SELECT trace_id FROM tombstones)"
-        f" ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(BATCH_TRACES + 1)}"
+    where = "t.trace_id NOT IN (SELECT trace_id FROM tombstones)" + (
+        "" if upto is None else f" AND t.number <= {upto:d}"
     )
-    rows, next = cut_page(db.query(sql, parameters), BATCH_TRACES, 0, 1)
+    columns = "t.trace_id, t.start_ns, t.session_id"
+    rows, next = find_traces(db, filter, columns, BATCH_TRACES, after, where=where, judgements=True)
     if not rows:
         return None
-    ids = [row[1] for row in rows]
-    sessions = {row[2] for row in rows if row[2] is not None}
+    ids, sessions = [row[0] for row in rows], {row[2] for row in rows if row[2] is not None}
     left = {session for session, _ in _find_sessions(db, sessions, ids)}
     return DeletedTraces(ids, sorted(sessions - left), next)
 

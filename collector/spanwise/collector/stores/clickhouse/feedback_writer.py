@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from spanwise.collector.records import JSON, Feedback, Outlet
-from spanwise.collector.stores.backends import RuleFeedback, TargetFeedback, compare_claims
+from spanwise.collector.stores.backends import RuleFeedback, TargetFeedback, compare_claims, find_highest_claims
 from spanwise.collector.stores.clickhouse import deletion
 from spanwise.collector.stores.clickhouse.connection import Database, Row
 from spanwise.collector.stores.clickhouse.feedback_rows import (
@@ -139,12 +139,8 @@ class FeedbackWriter:
         ones, or if an earlier lease stored its feedback last.
         """
         recent = "(SELECT trace_id, session_id FROM feedback WHERE rule <> '' AND toInt64(number) > {since:Int64})"
-        rows = [
-            decode_row(row)
-            for row in self._db.query(
-                f"{_SELECT} WHERE rule <> '' AND (trace_id, session_id) IN {recent}", {"since": since_ns}
-            )
-        ]
+        sql = f"{_SELECT} WHERE rule <> '' AND (trace_id, session_id) IN {recent}"
+        rows = list(map(decode_row, self._db.query(sql, {"since": since_ns})))
         outdated = [row._replace(claim=highest) for row, highest in _find_outdated(rows)]
         self._insert([], outdated)
         self._delete_judgements({row.judge_trace_id for row in outdated}, outdated)
@@ -163,9 +159,7 @@ def _find_outdated(rows: Sequence[FeedbackRow], others: Sequence[FeedbackRow] = 
 
     A marker of a deletion gets this number, so that a slow insert of the earlier lease does not undo the deletion.
     """
-    highest: dict[object, int] = {}
-    for row in map(_get_rule_fields, (*rows, *others)):
-        highest[row.claim_key] = max(row.claim, highest.get(row.claim_key, 0))
+    highest = find_highest_claims(map(_get_rule_fields, (*rows, *others)))
     found = ((row, highest[_get_rule_fields(row).claim_key]) for row in rows)
     return [(row, claim) for row, claim in found if (row.claim or 0) < claim]
 

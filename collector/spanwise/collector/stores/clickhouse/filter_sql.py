@@ -35,6 +35,17 @@ COMPLETE_SQL = (
     f" AND if(t.complete IS NULL, toInt64(t.change) <= {NOW_SQL} - {QUIET_NS}, t.complete = 1))"
 )
 
+# Lists of values of a trace
+ARRAYS: Mapping[str, str] = {
+    "tag": "t.tags",
+    "agent": "t.agents",
+    "finish_reason": "t.finish_reasons",
+    "kind": "t.kinds",
+    "model": "mapKeys(t.models)",
+    "prompt": "mapKeys(t.prompts)",
+    "prompt_version": "arrayFlatten(mapValues(t.prompts))",
+}
+
 Conditions: TypeAlias = list[str]
 Compiler: TypeAlias = Callable[[Any, QueryParameters], Conditions]
 

@@ -56,17 +56,17 @@ class ValueReader(FilterReader):
             for row, results in zip(rows, self.evaluate(rows), strict=False)
         }
 
-    def _load(self, name: str, value: Any) -> Any:
+    def load(self, name: str, value: Any) -> Any:
         if name == "metadata":
             return loads(value) if value else {}
         return {prompt: [version or None for version in versions] for prompt, versions in value.items()}
 
-    def _find_listed(self, keys: Sequence[str], column: str, wanted: Collection[str]) -> Mapping[str, Sequence[str]]:
+    def find_listed(self, keys: Sequence[str], column: str, wanted: Collection[str]) -> Mapping[str, Sequence[str]]:
         return self._collect(
             column, keys, f"{column} IN {{wanted:Array(String)}}", QueryParameters.of(wanted=list(wanted))
         )
 
-    def _read_errors(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    def read_errors(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
         where = "(error IS NOT NULL OR status = 'error')"
         return self._collect("ifNull(error, '')", keys, where, QueryParameters()) if keys else {}
 
@@ -78,7 +78,7 @@ class ValueReader(FilterReader):
         sql = f"SELECT trace_id, groupUniqArray({column}) FROM spans FINAL WHERE {of_traces} AND {where} GROUP BY trace_id"
         return dict(self._db.query(sql, parameters))
 
-    def _read_feedback(self, keys: Sequence[str], names: Collection[str]) -> Mapping[str, Mapping[str, KeyFeedback]]:
+    def read_feedback(self, keys: Sequence[str], names: Collection[str]) -> Mapping[str, Mapping[str, KeyFeedback]]:
         newest = "argMaxIf(tuple(outcome, score, label), tuple(created_ns, number), document IS NULL)"
         sql = (
             f"SELECT trace_id, key, {newest}, countIf(document IS NULL), count() FROM feedback FINAL"
@@ -91,7 +91,7 @@ class ValueReader(FilterReader):
             found.setdefault(trace_id, {})[key] = feedback
         return found
 
-    def _find_text(self, text: str, keys: Sequence[str]) -> set[str]:
+    def find_text(self, text: str, keys: Sequence[str]) -> set[str]:
         parameters = QueryParameters()
         within = parameters.texts(keys)
         conditions = compile_text(text, parameters, within)
@@ -100,5 +100,5 @@ class ValueReader(FilterReader):
         sql = f"SELECT trace_id FROM traces AS t FINAL WHERE t.trace_id IN {within} AND {' AND '.join(conditions)}"
         return {trace_id for (trace_id,) in self._db.query(sql, parameters)}
 
-    def _is_indexed(self, value: Any) -> bool:
+    def is_indexed(self, value: Any) -> bool:
         return bool(value <= self._now_ns - SETTLE_NS)

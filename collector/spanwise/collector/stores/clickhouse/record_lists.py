@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,26 +14,14 @@ from spanwise.collector.stores.backends import RuleScore, ScoreQuery
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import (
+    ARRAYS,
     SLOT_COLUMNS,
     TRACES,
     VISIBLE_SQL,
     compile_filter,
     newest_feedback,
 )
-from spanwise.collector.stores.queries.list_pages import (
-    EXPERIMENT_COLUMNS,
-    METADATA_FIELD,
-    SESSION_SUMS,
-    SESSION_VALUES,
-    TRACE_VALUES,
-    SortedPage,
-    SortedQuery,
-    SortedSet,
-    check_field,
-    list_sorted,
-    make_run_scores,
-    make_session,
-)
+from spanwise.collector.stores.queries import list_pages
 from spanwise.collector.stores.queries.trace_reader import NewestFeedback
 from spanwise.collector.stores.table_rows import cut_page, parse_text_cursor
 from spanwise.collector.stores.weighted_sums import METADATA_PREFIX, check_grouping
@@ -60,32 +48,56 @@ def _values(row: Any) -> Sequence[Any]:
     return tuple(row.values()) if isinstance(row, Mapping) else row
 
 
+def find_traces(
+    db: Connection,
+    filter: Filter,
+    columns: str,
+    limit: int,
+    cursor: str | None,
+    *,
+    where: str = "1",
+    judgements: bool = False,
+) -> tuple[Sequence[Any], str | None]:
+    """Return rows of the traces that pass, latest start first, and the cursor of the next page. With `judgements`,
+    evaluators' own traces pass, too.
+
+    `columns` are few, and begin with `t.trace_id, t.start_ns`. Raise `Refused` for an invalid cursor.
+    """
+    parameters = QueryParameters()
+    condition = f"{compile_filter(filter, parameters, judgements=judgements)} AND {where}"
+    if cursor is not None:
+        condition += f" AND (t.start_ns, t.trace_id) < {parameters.position(cursor)}"
+    order = f"ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(limit + 1)}"
+    found = db.query(f"SELECT {columns} FROM {TRACES} WHERE {condition} {order}", parameters)
+    return cut_page(found, limit, time=1, key=0)
+
+
 # Traces and sessions sorted by a number, page by page (see `list_pages`).
 
 
-def _restrict(bounds: SortedSet, filter: Filter, parameters: QueryParameters) -> str:
+def _restrict(bounds: list_pages.SortedSet, filter: Filter, parameters: QueryParameters) -> str:
     """Return the condition of a filter, restricted to a set."""
     where = f"{compile_filter(filter, parameters)} AND t.number <= {parameters.bind(bounds.upto, 'UInt64')}"
     return where if bounds.since_ns is None else f"{where} AND t.start_ns >= {parameters.integer(bounds.since_ns)}"
 
 
-def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> SortedSet:
+def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> list_pages.SortedSet:
     """Return the set of the traces that pass now. `unlimited`: all of them can be sorted, and are not counted."""
     upto_sql = "(SELECT max(number) FROM traces)"
     if unlimited:
         [[upto]] = db.query(f"SELECT {upto_sql}")
-        return SortedSet(upto)
+        return list_pages.SortedSet(upto)
     parameters, limit = QueryParameters(), filters.MAX_SORTED
     from_where = f"FROM {TRACES} WHERE {compile_filter(filter, parameters)}"
     [[upto, count]] = db.query(f"SELECT {upto_sql}, count() {from_where}", parameters)
     if count <= limit:
-        return SortedSet(upto, None, count)
+        return list_pages.SortedSet(upto, None, count)
     last = f"SELECT t.start_ns {from_where} ORDER BY t.start_ns DESC LIMIT 1 OFFSET {parameters.integer(limit - 1)}"
     [[since_ns]] = db.query(last, parameters)
-    return SortedSet(upto, since_ns, limit)
+    return list_pages.SortedSet(upto, since_ns, limit)
 
 
-def _sort_page(db: Connection, rows: str, parameters: QueryParameters, query: SortedQuery) -> list[Any]:
+def _sort_page(db: Connection, rows: str, parameters: QueryParameters, query: list_pages.SortedQuery) -> list[Any]:
     """Return the rows of one page and one more, as (key, value, id).
 
     `rows` is a statement with the columns `v` and `id`, which is the key, too.
@@ -102,14 +114,16 @@ def _sort_page(db: Connection, rows: str, parameters: QueryParameters, query: So
     return db.query(f"SELECT id, v, id FROM ({rows}) WHERE {after} ORDER BY {by}", parameters)
 
 
-def list_sorted_traces(db: Connection, filter: Filter, sort: str, limit: int, cursor: str | None) -> SortedPage:
+def list_sorted_traces(
+    db: Connection, filter: Filter, sort: str, limit: int, cursor: str | None
+) -> list_pages.SortedPage:
     """Return one page of trace ids. Raise `Refused` for an unknown order or another list's cursor."""
 
-    def select(query: SortedQuery, bounds: SortedSet) -> list[Any]:
+    def select(query: list_pages.SortedQuery, bounds: list_pages.SortedSet) -> list[Any]:
         parameters, order = QueryParameters(), query.order
         where = _restrict(bounds, filter, parameters)
         if order.column != "feedback":
-            rows = f"SELECT {TRACE_VALUES[order.column]} AS v, t.trace_id AS id FROM {TRACES} WHERE {where}"
+            rows = f"SELECT {list_pages.TRACE_VALUES[order.column]} AS v, t.trace_id AS id FROM {TRACES} WHERE {where}"
             return _sort_page(db, rows, parameters, query)
         scores = newest_feedback([order.key or ""], parameters)
         # of traces without feedback, the score is NULL, because the column is nullable
@@ -119,13 +133,13 @@ def list_sorted_traces(db: Connection, filter: Filter, sort: str, limit: int, cu
         return _sort_page(db, f"SELECT f.score AS v, t.trace_id AS id FROM {source}", parameters, query)
 
     find_set = lambda order: _find_set(db, filter, unlimited=order.column == "start")  # noqa: E731
-    return list_sorted(sort, filter, limit, cursor, find_set, select)[0]
+    return list_pages.list_sorted(sort, filter, limit, cursor, find_set, select)[0]
 
 
-def _sort_sessions(db: Connection, query: SortedQuery, bounds: SortedSet) -> list[Any]:
+def _sort_sessions(db: Connection, query: list_pages.SortedQuery, bounds: list_pages.SortedSet) -> list[Any]:
     parameters = QueryParameters()
     rows = (
-        f"SELECT {SESSION_VALUES[query.order.column]} AS v, t.session_id AS id FROM {TRACES}"
+        f"SELECT {list_pages.SESSION_VALUES[query.order.column]} AS v, t.session_id AS id FROM {TRACES}"
         f" WHERE {_restrict(bounds, query.filter, parameters)} AND t.session_id IS NOT NULL GROUP BY t.session_id"
     )
     return _sort_page(db, rows, parameters, query)
@@ -133,7 +147,7 @@ def _sort_sessions(db: Connection, query: SortedQuery, bounds: SortedSet) -> lis
 
 # Sessions
 
-_SESSION_FIELDS = f"t.session_id AS id, argMax(t.project, t.start_ns), {SESSION_SUMS}"
+_SESSION_FIELDS = f"t.session_id AS id, argMax(t.project, t.start_ns), {list_pages.SESSION_SUMS}"
 
 
 def list_sessions(
@@ -147,11 +161,13 @@ def list_sessions(
     parameters = QueryParameters()
     if sort:
         select = partial(_sort_sessions, db)
-        page, bounds = list_sorted(sort, filter, limit, cursor, lambda _: _find_set(db, filter), select, sessions=True)
+        page, bounds = list_pages.list_sorted(
+            sort, filter, limit, cursor, lambda _: _find_set(db, filter), select, sessions=True
+        )
         where = f"{_restrict(bounds, filter, parameters)} AND t.session_id IN {parameters.texts(page.keys)}"
         rows = db.query(f"SELECT {_SESSION_FIELDS} FROM {TRACES} WHERE {where} GROUP BY t.session_id", parameters)
         by_id = {row[0]: row for row in rows}
-        found = tuple(make_session(by_id[id]) for id in page.keys if id in by_id)
+        found = tuple(list_pages.make_session(by_id[id]) for id in page.keys if id in by_id)
         return Page(items=found, next=page.next, newest=page.newest)
     having = ""
     if cursor is None:
@@ -159,14 +175,14 @@ def list_sessions(
     else:
         upto, rest = parse_text_cursor(cursor)
         having = f" HAVING (latest, id) < {parameters.position(rest)}"
-    where = _restrict(SortedSet(upto), filter, parameters)
+    where = _restrict(list_pages.SortedSet(upto), filter, parameters)
     fetched = db.query(
         f"SELECT {_SESSION_FIELDS} FROM {TRACES} WHERE {where} AND t.session_id IS NOT NULL GROUP BY t.session_id{having}"
         f" ORDER BY latest DESC, id DESC LIMIT {parameters.integer(limit + 1)}",
         parameters,
     )
     shown, next = cut_page(fetched, limit, time=10, key=0)
-    return Page(items=tuple(map(make_session, shown)), next=next and f"{upto}.{next}")
+    return Page(items=tuple(map(list_pages.make_session, shown)), next=next and f"{upto}.{next}")
 
 
 # Distinct values of a field, for filter menus
@@ -176,16 +192,8 @@ NEWEST_TRACES = 1000  # newest traces of a project, and of all projects for meta
 _FEEDBACK_FIELD = "feedback"
 # Values of a trace
 _VALUES = {
-    "project": "t.project",
-    "environment": "t.environment",
-    "name": "t.name",
-    "kind": "arrayJoin(t.kinds)",
-    "model": "arrayJoin(mapKeys(t.models))",
-    "tag": "arrayJoin(t.tags)",
-    "prompt": "arrayJoin(mapKeys(t.prompts))",
-    "prompt_version": "arrayJoin(arrayFlatten(mapValues(t.prompts)))",
-    "agent": "arrayJoin(t.agents)",
-    "finish_reason": "arrayJoin(t.finish_reasons)",
+    **{name: f"t.{name}" for name in ("project", "environment", "name")},
+    **{name: f"arrayJoin({values})" for name, values in ARRAYS.items()},
     "session": "t.session_id",
     "user": "t.user_id",
 }
@@ -199,12 +207,12 @@ def list_values(db: Connection, field: str, limit: int, project: str | None) -> 
     """Return the values of a field in order, at most `limit`. Raise `Refused` for an unknown field."""
     parameters = QueryParameters()
     name, _, key = field.partition(".")
-    if name == METADATA_FIELD:
+    if name == list_pages.METADATA_FIELD:
         value = f"t.metadata[{parameters.text(key)}]" if key else "arrayJoin(mapKeys(t.metadata))"
         where = f"mapContains(t.metadata, {parameters.text(key)})" if key else "1"
         values = f"{value} AS v FROM {_newest_traces(project, parameters)} WHERE {where}"
         return _list_distinct(db, values, "1" if key else "v <> ''", limit, parameters)
-    check_field(field, _FIELDS)
+    list_pages.check_field(field, _FIELDS)
     if project is not None and field == "project":
         return [project]
     source = TRACES if project is None else _newest_traces(project, parameters)
@@ -252,6 +260,13 @@ def list_feedback(
     return select_feedback(db, where, parameters, limit, cursor)
 
 
+def read_feedback(db: Connection, rest: str, trace_ids: Collection[str]) -> Iterator[tuple[str, Feedback]]:
+    """Yield trace id and feedback on traces. `rest` is the SQL after the condition on the trace."""
+    sql = f"SELECT {FEEDBACK_COLUMNS} FROM feedback FINAL WHERE trace_id IN {{ids:Array(String)}} {rest}"
+    for row in db.query(sql, QueryParameters.of(ids=list(trace_ids))):
+        yield row[1], decode_feedback(row)
+
+
 def select_feedback(
     db: Connection, where: list[str], parameters: QueryParameters, limit: int, cursor: str | None
 ) -> Page[Feedback]:
@@ -292,12 +307,12 @@ def list_experiment_scores(db: Connection, experiment_id: str, limit: int, curso
     where = f"t.span_count > 0 AND t.experiment_id = {parameters.text(experiment_id)}"
     if cursor is not None:
         where += f" AND (t.start_ns, t.trace_id) > {parameters.position(cursor)}"
-    columns = f"{EXPERIMENT_COLUMNS}, t.tags, mapKeys(t.models)"
+    columns = f"{list_pages.EXPERIMENT_COLUMNS}, t.tags, mapKeys(t.models)"
     order = f"ORDER BY t.start_ns, t.trace_id LIMIT {parameters.integer(limit + 1)}"
     fetched = db.query(f"SELECT {columns} FROM {TRACES} WHERE {where} {order}", parameters)
     rows, next = cut_page(fetched, limit, time=4, key=0)
     scores = _read_counted_scores(db, [row[0] for row in rows])
-    items = (make_run_scores(row[:9], row[9], row[10], scores.get(row[0], {})) for row in rows)
+    items = (list_pages.make_run_scores(row[:9], row[9], row[10], scores.get(row[0], {})) for row in rows)
     return Page(items=tuple(items), next=next)
 
 
@@ -367,12 +382,9 @@ def list_rule_scores(db: Connection, query: ScoreQuery) -> Page[RuleScore]:
 
 # Values of the fields by which sums can be grouped, as an array for each trace
 GROUP_VALUES = {
-    "tag": "t.tags",
-    "model": "mapKeys(t.models)",
-    "environment": "[t.environment]",
-    "prompt_version": "arrayFilter(version -> version <> '', arrayFlatten(mapValues(t.prompts)))",
-    "agent": "t.agents",
-    "name": "[t.name]",
+    **{name: ARRAYS[name] for name in ("tag", "model", "agent")},
+    **{name: f"[t.{name}]" for name in ("environment", "name")},
+    "prompt_version": f"arrayFilter(version -> version <> '', {ARRAYS['prompt_version']})",
     "user": "if(t.user_id IS NULL, [], [assumeNotNull(t.user_id)])",
 }
 

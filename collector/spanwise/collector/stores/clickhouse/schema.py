@@ -51,7 +51,7 @@ class Table:
     indexes: Sequence[str] = ()
     rows_per_granule: int = 8192
     bytes_per_granule: int = 1024 * 1024
-    shard_by: str | None = None
+    shard_by: str | None = "cityHash64(trace_id)"
 
 
 _DICTIONARY = "LowCardinality(String)"
@@ -93,7 +93,6 @@ _SPANS = Table(
     # span, 512 KB and ZSTD(3) 600, with the same CPU of inserts and merges
     rows_per_granule=256,
     bytes_per_granule=512 * 1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "id of the trace, 32 hexadecimal digits"),
         ("span_id String", "id of the span, 16 hexadecimal digits"),
@@ -141,7 +140,6 @@ _TRACES = Table(
     # Lists read about fifty rows at random places
     rows_per_granule=256,
     bytes_per_granule=64 * 1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "id of the trace"),
         ("version UInt64", "server's time after the spans were inserted and before they were read for this summary"),
@@ -182,7 +180,6 @@ _FEEDBACK = Table(
     ),
     rows_per_granule=1024,
     bytes_per_granule=256 * 1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
         # empty: none. Only feedback without a rule is a change in the feed
         *_derive_columns(
@@ -210,7 +207,6 @@ _AMENDMENTS = Table(
     order_by="(trace_id, span_id, project, id)",
     ttl=f"toDateTime(intDiv(number, 1000000000)) + toIntervalDay({WAITING_DAYS})",
     rows_per_granule=1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "trace of the span; empty: the target is the response with the id `span_id`"),
         ("span_id String", "span, or response id"),
@@ -230,7 +226,6 @@ _OPEN_RUNS = Table(
     ttl=f"toDateTime(intDiv(number, 1000000000)) + toIntervalDay({WAITING_DAYS})",
     indexes=("INDEX by_number number TYPE minmax GRANULARITY 1",),
     rows_per_granule=1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
         *_derive_columns(OpenRun, dict.fromkeys(("kind", "project", "environment"), _DICTIONARY)),
         ("is_deleted UInt8", "1: its span has arrived or will never arrive"),
@@ -265,7 +260,6 @@ _TOMBSTONES = Table(
     order_by="trace_id",
     ttl=f"deleted + toIntervalDay({TOMBSTONE_DAYS})",
     rows_per_granule=1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "deleted trace: spans and feedback that arrive later are not stored"),
         ("deleted DateTime DEFAULT now()", "server's time of the deletion"),
@@ -277,7 +271,6 @@ _PENDING = Table(
     name="pending_summaries",
     arguments="number, is_done",
     order_by="trace_id",
-    shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "large trace with spans that its summary does not include yet"),
         ("is_done UInt8", "1: the summary was written"),
@@ -288,6 +281,7 @@ _PENDING = Table(
 
 _DESTINATIONS = Table(
     name="destinations",
+    shard_by=None,
     order_by="(project, destination)",
     columns=[
         ("project String", "project"),
@@ -298,6 +292,7 @@ _DESTINATIONS = Table(
 
 _OUTLETS = Table(
     name="outlets",
+    shard_by=None,
     engine="AggregatingMergeTree",
     order_by="(name, url)",
     columns=[
@@ -316,6 +311,7 @@ _OUTLETS = Table(
 
 _RETENTION = Table(
     name="retention",
+    shard_by=None,
     arguments="version",
     order_by="project",
     columns=[
@@ -327,6 +323,7 @@ _RETENTION = Table(
 
 _FACTS = Table(
     name="database_facts",
+    shard_by=None,
     order_by="(name, value)",
     columns=[
         ("name String", "schema_version, identity, or created_ns (server's time of the creation)"),

@@ -54,16 +54,12 @@ def _find_ended(db: Database, runs: Sequence[OpenRun]) -> set[tuple[str, str]]:
     """Return those of the open runs whose span is stored, or which their process dropped: their trace is settled, and
     the root of their process's part of it has arrived.
     """
-    if not runs:
-        return set()
-    parameters = QueryParameters()
-    traces = parameters.texts({run.trace_id for run in runs})
-    spans = parameters.texts({id for run in runs for id in (run.span_id, run.local_root) if id is not None})
-    stored = set(
-        db.query(f"SELECT trace_id, span_id FROM spans WHERE trace_id IN {traces} AND span_id IN {spans}", parameters)
-    )
+    traces = {run.trace_id for run in runs}
+    spans = {id for run in runs for id in (run.span_id, run.local_root) if id is not None}
+    sql = "SELECT (trace_id, span_id) FROM spans WHERE trace_id IN {ids:Array(String)} AND span_id IN {spans:Array(String)}"
+    stored = db.find(sql, traces, spans=list(spans))
     sql = "SELECT trace_id FROM traces FINAL WHERE trace_id IN {ids:Array(String)} AND complete = 1"
-    settled = db.find(sql, {run.trace_id for run in runs})
+    settled = db.find(sql, traces)
     return {
         (run.trace_id, run.span_id)
         for run in runs

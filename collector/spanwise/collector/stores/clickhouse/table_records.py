@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Page
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
-from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES, VISIBLE_SQL, compile_filter
-from spanwise.collector.stores.clickhouse.record_lists import select_feedback
+from spanwise.collector.stores.clickhouse.record_lists import read_feedback, select_feedback
 from spanwise.collector.stores.clickhouse.trace_queries import select_spans, select_traces
 from spanwise.collector.stores.queries.table_reader import RESULT_COLUMNS, TRACE_COLUMNS, TableReader
 from spanwise.collector.stores.queries.trace_reader import Place
@@ -27,20 +26,20 @@ _COLUMNS = {
 class TableRecords(TableReader[Connection]):
     """Reader of source records. The keys are trace ids and span ids."""
 
-    def _select(
+    def select_traces(
         self, reader: Connection, filter: Filter, table: str, limit: int, cursor: str | None
     ) -> tuple[Sequence[Any], str | None]:
         where = "t.experiment_id IS NOT NULL" if table == "experiment_results" else "1"
         return select_traces(reader, filter, _COLUMNS[table], limit, cursor, where=where)
 
-    def _find_trace(self, reader: Connection, cursor: str) -> Sequence[Any] | None:
+    def find_trace(self, reader: Connection, cursor: str) -> Sequence[Any] | None:
         sql = f"SELECT {_COLUMNS['runs']} FROM {TRACES} WHERE t.trace_id = {{id:String}} AND t.span_count > 0"
         return next(iter(reader.query(sql, QueryParameters.of(id=parse_text_cursor(cursor)[1]))), None)
 
-    def _describe_roots(self, reader: Connection, places: Sequence[Place]) -> Mapping[Place, tuple[str, int]]:
+    def describe_roots(self, reader: Connection, places: Sequence[Place]) -> Mapping[Place, tuple[str, int]]:
         return {place: (place[1], size) for place, (size,) in select_spans(reader, "size", places)}
 
-    def _list_feedback(self, reader: Connection, filter: Filter, limit: int, cursor: str | None) -> Page[Feedback]:
+    def list_feedback(self, reader: Connection, filter: Filter, limit: int, cursor: str | None) -> Page[Feedback]:
         parameters = QueryParameters()
         # Feedback on traces that are not in the table `traces`, such as evaluators' own, would refer to a missing row
         condition = compile_filter(filter, parameters) if filter != Filter() else f"t.span_count > 0 AND {VISIBLE_SQL}"
@@ -49,12 +48,6 @@ class TableRecords(TableReader[Connection]):
             where = f"(trace_id = '' OR {where})"
         return select_feedback(reader, [where], parameters, limit, cursor)
 
-    def _read_results(self, reader: Connection, keys: Collection[str]) -> Mapping[str, Sequence[Feedback]]:
-        newest: dict[str, list[Feedback]] = {}
-        sql = (
-            f"SELECT {FEEDBACK_COLUMNS} FROM feedback FINAL WHERE trace_id IN {{ids:Array(String)}} AND document IS NULL"
-            " ORDER BY trace_id, key, created_ns DESC, number DESC LIMIT 1 BY trace_id, key"
-        )
-        for row in reader.query(sql, {"ids": list(keys)}):
-            newest.setdefault(row[1], []).append(decode_feedback(row))
-        return newest
+    def select_results(self, reader: Connection, keys: Collection[str]) -> Iterable[tuple[str, Feedback]]:
+        newest = "AND document IS NULL ORDER BY trace_id, key, created_ns DESC, number DESC LIMIT 1 BY trace_id, key"
+        return read_feedback(reader, newest, keys)

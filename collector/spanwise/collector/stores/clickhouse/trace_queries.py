@@ -10,11 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import JSON, Feedback, Run
+from spanwise.collector.records import JSON, Feedback, OpenRun, Run
 from spanwise.collector.stores.clickhouse import record_lists, senders
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters, Row
-from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
-from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES, compile_filter
+from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES
 from spanwise.collector.stores.clickhouse.span_rows import RUN_COLUMNS, decode_run
 from spanwise.collector.stores.queries.trace_reader import (
     SUMMARY_FIELDS,
@@ -24,10 +23,9 @@ from spanwise.collector.stores.queries.trace_reader import (
     Place,
     Position,
     StoredTrace,
-    TraceHeader,
     TraceReader,
 )
-from spanwise.collector.stores.table_rows import cut_page, loads
+from spanwise.collector.stores.table_rows import loads
 from spanwise.collector.stores.trace_assembly import DerivationNode, RunNode
 
 _SUMMARY_COLUMNS = ", ".join(
@@ -48,14 +46,8 @@ def select_traces(
     The first column is `t.trace_id`. The traces are found first, and their rows read then, because a query with `FINAL`
     reads all of its columns of all traces. Raise `Refused` for an invalid cursor.
     """
-    parameters = QueryParameters()
-    condition = f"{compile_filter(filter, parameters)} AND {where}"
-    if cursor is not None:
-        condition += f" AND (t.start_ns, t.trace_id) < {parameters.position(cursor)}"
-    order = f"ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(limit + 1)}"
-    found = db.query(f"SELECT t.trace_id, t.start_ns FROM {TRACES} WHERE {condition} {order}", parameters)
-    rows, next = cut_page(found, limit, time=1, key=0)
-    return read_in_order(db, columns, [trace_id for trace_id, _ in rows]), next
+    rows, next = record_lists.find_traces(db, filter, "t.trace_id, t.start_ns", limit, cursor, where=where)
+    return read_in_order(db, columns, [row[0] for row in rows]), next
 
 
 def read_in_order(db: Connection, columns: str, trace_ids: Sequence[str]) -> list[Any]:
@@ -86,7 +78,7 @@ class TraceQueries(TraceReader[Connection]):
     span_id_column = 1
     prefetched_bytes = 64 * 1024
 
-    def _select_summaries(
+    def select_summaries(
         self, reader: Connection, filter: Filter, limit: int, cursor: str | None, sort: str | None
     ) -> tuple[Iterable[ListedTrace], str | None, int | None]:
         newest = None
@@ -100,33 +92,28 @@ class TraceQueries(TraceReader[Connection]):
     def read_newest_feedback(self, reader: Connection, keys: Collection[str]) -> dict[str, dict[str, NewestFeedback]]:
         return record_lists.read_newest_feedback(reader, keys)
 
-    def _select_payloads(self, reader: Connection, places: Collection[Place]) -> Iterator[tuple[Place, Any]]:
+    def select_payloads(self, reader: Connection, places: Collection[Place]) -> Iterator[tuple[Place, Any]]:
         for place, (payload,) in select_spans(reader, "payload", places):
             yield place, payload
 
-    def _decode_payload(self, reader: Connection, payload: Any) -> Mapping[str, JSON]:
+    def decode_payload(self, reader: Connection, payload: Any) -> Mapping[str, JSON]:
         return loads(payload) if payload else {}
 
-    def _select_nodes(self, reader: Connection, keys: Collection[str]) -> Sequence[Row]:
+    def select_nodes(self, reader: Connection, keys: Collection[str]) -> Sequence[Row]:
         columns = ", ".join(DerivationNode._fields)
         sql = f"SELECT trace_id, span_id, size, {columns} FROM spans FINAL WHERE trace_id IN {{ids:Array(String)}}"
         return reader.query(sql, {"ids": list(keys)})
 
-    def _read_headers(self, reader: Connection, trace_ids: Collection[str]) -> dict[str, TraceHeader]:
-        wanted = {"ids": list(trace_ids)}
-        columns = f"t.trace_id, t.root, t.size, {COMPLETE_SQL}, t.dropped, t.calls_sent"
-        rows = reader.query(f"SELECT {columns} FROM {TRACES} WHERE t.trace_id IN {{ids:Array(String)}}", wanted)
-        feedback: dict[str, list[Feedback]] = {}
-        where = "WHERE trace_id IN {ids:Array(String)} ORDER BY created_ns, number"
-        for row in reader.query(f"SELECT {FEEDBACK_COLUMNS} FROM feedback FINAL {where}", wanted):
-            feedback.setdefault(row[1], []).append(decode_feedback(row))
-        running = senders.read_open_runs(reader, wanted["ids"])
-        headers = {}
-        for trace_id, root, size, complete, dropped, calls_sent in rows:
-            outcomes, open_runs = tuple(feedback.get(trace_id, ())), tuple(running.get(trace_id, ()))
-            rest = outcomes, bool(complete), dropped, calls_sent, open_runs
-            headers[trace_id] = TraceHeader(trace_id, root, size, rest)
-        return headers
+    def select_headers(self, reader: Connection, trace_ids: Collection[str]) -> Sequence[Row]:
+        columns = f"t.trace_id, t.trace_id, t.root, t.size, {COMPLETE_SQL}, t.dropped, t.calls_sent"
+        sql = f"SELECT {columns} FROM {TRACES} WHERE t.trace_id IN {{ids:Array(String)}}"
+        return reader.query(sql, QueryParameters.of(ids=list(trace_ids)))
+
+    def select_feedback(self, reader: Connection, keys: Collection[str]) -> Iterable[tuple[str, Feedback]]:
+        return record_lists.read_feedback(reader, "ORDER BY created_ns, number", keys)
+
+    def read_open_runs(self, reader: Connection, trace_ids: Sequence[str]) -> dict[str, list[OpenRun]]:
+        return senders.read_open_runs(reader, trace_ids)
 
     def read_rows(self, reader: Connection, keys: Sequence[str]) -> dict[str, list[Any]]:
         by_trace: dict[str, list[Any]] = {trace_id: [] for trace_id in keys}
@@ -137,28 +124,28 @@ class TraceQueries(TraceReader[Connection]):
                 by_trace[row[0]].append(row)
         return by_trace
 
-    def _measure_row(self, row: Any) -> int:
+    def measure_row(self, row: Any) -> int:
         return int(row[2])
 
     def decoder(self, reader: Connection, rows: Iterable[Any], *, detached: bool) -> Callable[[str, Any], Run]:
         return lambda _, row: decode_run(row[3:])
 
-    def _find_trace(self, reader: Connection, trace_id: str) -> StoredTrace | None:
+    def find_trace(self, reader: Connection, trace_id: str) -> StoredTrace | None:
         sql = f"SELECT t.trace_id, t.root, t.span_count FROM {TRACES} WHERE t.trace_id = {{id:String}}"
         return next((StoredTrace(*row) for row in reader.query(sql, QueryParameters.of(id=trace_id))), None)
 
-    def _select_tree(self, reader: Connection, key: str) -> Sequence[Row]:
+    def select_tree(self, reader: Connection, key: str) -> Sequence[Row]:
         sql = f"SELECT {', '.join(RunNode._fields)} FROM spans FINAL WHERE trace_id = {{id:String}}"
         return reader.query(sql, {"id": key})
 
-    def _count_feedback(self, reader: Connection, key: str, span_ids: Collection[str]) -> Sequence[Row]:
+    def count_feedback(self, reader: Connection, key: str, span_ids: Collection[str]) -> Sequence[Row]:
         sql = (
             "SELECT span_id, count(), countIf(outcome = 'error') FROM feedback FINAL"
             " WHERE trace_id = {id:String} AND span_id IN {spans:Array(String)} GROUP BY span_id"
         )
         return reader.query(sql, {"id": key, "spans": list(span_ids)})
 
-    def _find_position(self, reader: Connection, key: str, span_id: str) -> Position | None:
+    def find_position(self, reader: Connection, key: str, span_id: str) -> Position | None:
         where = "WHERE trace_id = {id:String} AND span_id = {span:String}"
         sql = f"SELECT start_ns, -end_ns, span_id FROM spans FINAL {where}"
         return next(iter(reader.query(sql, QueryParameters.of(id=key, span=span_id))), None)

@@ -34,7 +34,7 @@ class FilterReader(ABC):
     values that no column of `traces` has.
     """
 
-    loaded: Collection[str] = ()  # values that `_load` converts
+    loaded: Collection[str] = ()  # values that `load` converts
     positions: dict[str, int]  # columns of the values in a row
     key_column: int
 
@@ -46,26 +46,26 @@ class FilterReader(ABC):
         self._required = set[str]().union(*map(required_values, self._conditions))
 
     @abstractmethod
-    def _load(self, name: str, value: Any) -> Any: ...
+    def load(self, name: str, value: Any) -> Any: ...
 
     @abstractmethod
-    def _find_listed(self, keys: Sequence[Key], column: str, wanted: Collection[str]) -> Mapping[Key, Iterable[str]]:
+    def find_listed(self, keys: Sequence[Key], column: str, wanted: Collection[str]) -> Mapping[Key, Iterable[str]]:
         """Return which of the wanted values the spans of traces have."""
 
     @abstractmethod
-    def _read_errors(self, keys: Sequence[Key]) -> Mapping[Key, Iterable[str]]:
+    def read_errors(self, keys: Sequence[Key]) -> Mapping[Key, Iterable[str]]:
         """Return the errors of the runs of traces."""
 
     @abstractmethod
-    def _read_feedback(self, keys: Sequence[Key], names: Collection[str]) -> Mapping[Key, Mapping[str, KeyFeedback]]:
+    def read_feedback(self, keys: Sequence[Key], names: Collection[str]) -> Mapping[Key, Mapping[str, KeyFeedback]]:
         """Return the feedback under some names, by trace and name."""
 
     @abstractmethod
-    def _find_text(self, text: str, keys: Sequence[Key]) -> Collection[Key]:
+    def find_text(self, text: str, keys: Sequence[Key]) -> Collection[Key]:
         """Return which of some traces contain all terms of a text."""
 
     @abstractmethod
-    def _is_indexed(self, value: Any) -> bool:
+    def is_indexed(self, value: Any) -> bool:
         """Return whether the text of a trace is indexed, given the column of `texts`."""
 
     def evaluate(self, rows: Sequence[Any]) -> Iterable[Results]:
@@ -100,19 +100,19 @@ class FilterReader(ABC):
         if name in LISTS:
             return self._complete_lists(name, keys, values)
         if name == "errors":
-            errors = self._read_errors([key for key, count in zip(keys, values, strict=True) if count])
+            errors = self.read_errors([key for key, count in zip(keys, values, strict=True) if count])
             return [errors.get(key, ()) for key in keys]
         if name == "feedback":
-            feedback = self._read_feedback(keys, self._feedback_names())
+            feedback = self.read_feedback(keys, self._feedback_names())
             return [feedback.get(key, _NO_KEYS) for key in keys]
         if name == "texts":
             texts = {filter.text for filter in self._filters if filter.text is not None}
-            found = {text: self._find_text(text, keys) for text in texts}
+            found = {text: self.find_text(text, keys) for text in texts}
             return [
-                [text for text, traces in found.items() if key in traces] if self._is_indexed(value) else None
+                [text for text, traces in found.items() if key in traces] if self.is_indexed(value) else None
                 for key, value in zip(keys, values, strict=True)
             ]
-        return [self._load(name, value) for value in values]
+        return [self.load(name, value) for value in values]
 
     def _complete_lists(self, name: str, keys: Sequence[Key], values: Sequence[Any]) -> Iterable[Any]:
         """Return lists, to which the wanted values that only the spans have are added if they have reached their
@@ -120,14 +120,14 @@ class FilterReader(ABC):
         """
         condition, column = LISTS[name]
         wanted = {value for filter in self._filters if (value := getattr(filter, condition)) is not None}
-        lists = [self._load(name, value) if name in self.loaded else value for value in values]
+        lists = [self.load(name, value) if name in self.loaded else value for value in values]
         full = [
             key
             for key, listed in zip(keys, lists, strict=True)
             if len(listed) >= MAX_LISTED and not wanted.issubset(listed)
         ]
         if full:
-            found = self._find_listed(full, column, wanted)
+            found = self.find_listed(full, column, wanted)
             lists = [[*listed, *found.get(key, ())] for key, listed in zip(keys, lists, strict=True)]
         return lists
 

@@ -7,7 +7,7 @@ records than requested if they are large, so that its size does not depend on wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,7 +15,15 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Page, Run
 from spanwise.collector.stores.flat_tables import DocumentRecord, ResultRecord, TraceRecord
-from spanwise.collector.stores.queries.trace_reader import Key, Place, Position, RootRow, StoredTrace, TraceReader
+from spanwise.collector.stores.queries.trace_reader import (
+    Key,
+    Place,
+    Position,
+    RootRow,
+    StoredTrace,
+    TraceReader,
+    group_by_trace,
+)
 from spanwise.collector.stores.table_rows import loads
 from spanwise.collector.stores.trace_assembly import complete_root
 
@@ -52,7 +60,7 @@ class TableReader(ABC, Generic[R]):
         self._traces = traces
 
     @abstractmethod
-    def _select(
+    def select_traces(
         self, reader: R, filter: Filter, table: str, limit: int, cursor: str | None
     ) -> tuple[Sequence[Any], str | None]:
         """Return rows of the traces that pass, latest start first, and the cursor of the next page.
@@ -64,19 +72,19 @@ class TableReader(ABC, Generic[R]):
         """
 
     @abstractmethod
-    def _find_trace(self, reader: R, cursor: str) -> Sequence[Any] | None:
+    def find_trace(self, reader: R, cursor: str) -> Sequence[Any] | None:
         """Return the row of a trace, for the table "runs"."""
 
     @abstractmethod
-    def _describe_roots(self, reader: R, places: Sequence[Place]) -> Mapping[Place, tuple[str, int]]:
+    def describe_roots(self, reader: R, places: Sequence[Place]) -> Mapping[Place, tuple[str, int]]:
         """Return span id and size of roots."""
 
     @abstractmethod
-    def _list_feedback(self, reader: R, filter: Filter, limit: int, cursor: str | None) -> Page[Feedback]: ...
+    def list_feedback(self, reader: R, filter: Filter, limit: int, cursor: str | None) -> Page[Feedback]: ...
 
     @abstractmethod
-    def _read_results(self, reader: R, keys: Collection[Key]) -> Mapping[Key, Sequence[Feedback]]:
-        """Return the newest feedback of each key, by trace."""
+    def select_results(self, reader: R, keys: Collection[Key]) -> Iterable[tuple[Key, Feedback]]:
+        """Return the newest feedback of each key on traces."""
 
     def read_records(self, reader: R, table: str, filter: Filter, limit: int, cursor: str | None) -> Page[Any]:
         """Return one page of the source records of a table. Raise `Refused` for an invalid cursor."""
@@ -93,12 +101,12 @@ class TableReader(ABC, Generic[R]):
                 next=page.next,
             )
         if table == "feedback":
-            return self._list_feedback(reader, filter, limit, cursor)
+            return self.list_feedback(reader, filter, limit, cursor)
         return self._list_results(reader, filter, limit, cursor)
 
     def _list_traces(self, reader: R, filter: Filter, limit: int, cursor: str | None) -> Page[TraceRecord]:
-        fetched, next = self._select(reader, filter, "traces", limit, cursor)
-        of_roots = self._describe_roots(reader, [(row[0], row[2]) for row in fetched])
+        fetched, next = self.select_traces(reader, filter, "traces", limit, cursor)
+        of_roots = self.describe_roots(reader, [(row[0], row[2]) for row in fetched])
         sizes = [of_roots.get((row[0], row[2]), ("", 0))[1] for row in fetched]
         rows, next = _cut(fetched, _count_fitting(sizes, PAGE_BYTES), next)
         roots = [RootRow((row[0], row[2]), row[12], row[16]) for row in rows]
@@ -123,9 +131,9 @@ class TableReader(ABC, Generic[R]):
         A cursor is the position of a trace, of which all runs were read, or of the next run in a trace.
         """
         after, inside = _parse_run_cursor(cursor)
-        if after is not None and inside is not None and (row := self._find_trace(reader, after)):
+        if after is not None and inside is not None and (row := self.find_trace(reader, after)):
             return self._read_large_trace(reader, RunsOfTrace(*row), limit, inside, only_documents)
-        fetched, next = self._select(reader, filter, "runs", min(limit, MAX_TRACES), after)
+        fetched, next = self.select_traces(reader, filter, "runs", min(limit, MAX_TRACES), after)
         traces = [RunsOfTrace(*row) for row in fetched]
         if traces and (traces[0].runs > limit or traces[0].size > PAGE_BYTES):
             return self._read_large_trace(reader, traces[0], limit, None, only_documents)
@@ -157,8 +165,8 @@ class TableReader(ABC, Generic[R]):
 
     def _list_results(self, reader: R, filter: Filter, limit: int, cursor: str | None) -> Page[ResultRecord]:
         """Return the results of a tenth of `limit` traces, because a trace may have several keys."""
-        rows, next = self._select(reader, filter, "experiment_results", max(1, limit // 10), cursor)
-        newest = self._read_results(reader, [row[0] for row in rows]) if rows else {}
+        rows, next = self.select_traces(reader, filter, "experiment_results", max(1, limit // 10), cursor)
+        newest = group_by_trace(self.select_results(reader, [row[0] for row in rows])) if rows else {}
         items = (
             ResultRecord._make((*row[2:], feedback, None)) for row in rows for feedback in newest.get(row[0]) or (None,)
         )

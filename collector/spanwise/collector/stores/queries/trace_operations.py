@@ -8,7 +8,7 @@ and call one of the functions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -135,21 +135,13 @@ class TraceOperations(ABC, Generic[R]):
     _feed: ChangeFeed[R]
     _senders: SenderRecords[R]
     _outgoing: OutgoingQueue[R]
+    _compute_buckets: Callable[[Filter, int | None, str | None, int | Literal["all"] | None], list[Bucket]]
+    _sum_measure: Callable[[MeasureQuery], list[ScoreSums]]
+    add_amendments: Callable[[Sequence[Amendment]], list[bool]]
 
     @abstractmethod
     def _read(self) -> AbstractContextManager[R]:
         """Return what the functions of the backend read with."""
-
-    @abstractmethod
-    def _compute_buckets(
-        self, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int | Literal["all"] | None
-    ) -> list[Bucket]: ...
-
-    @abstractmethod
-    def _sum_measure(self, query: MeasureQuery) -> list[ScoreSums]: ...
-
-    @abstractmethod
-    def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]: ...
 
     @abstractmethod
     def add_feedback(self, feedback: Sequence[Feedback]) -> None: ...

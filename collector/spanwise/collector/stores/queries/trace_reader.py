@@ -109,7 +109,7 @@ class TraceReader(ABC, Generic[R]):
     prefetched_bytes = 0  # payloads of a trace that are read at once to derive values; of a larger one, one by one
 
     @abstractmethod
-    def _select_summaries(
+    def select_summaries(
         self, reader: R, filter: Filter, limit: int, cursor: str | None, sort: str | None
     ) -> tuple[Iterable[ListedTrace], str | None, int | None]:
         """Return the rows of a page, the cursor of the next one, and `Page.newest`."""
@@ -119,26 +119,34 @@ class TraceReader(ABC, Generic[R]):
         """Return the newest feedback by trace and key, ordered by key."""
 
     @abstractmethod
-    def _select_payloads(self, reader: R, places: Collection[Place]) -> Iterable[tuple[Place, Any]]:
+    def select_payloads(self, reader: R, places: Collection[Place]) -> Iterable[tuple[Place, Any]]:
         """Yield spans with their stored payloads, one at a time, because each may have megabytes."""
 
     @abstractmethod
-    def _decode_payload(self, reader: R, payload: Any) -> Mapping[str, JSON]: ...
+    def decode_payload(self, reader: R, payload: Any) -> Mapping[str, JSON]: ...
 
     @abstractmethod
-    def _select_nodes(self, reader: R, keys: Collection[Key]) -> Iterable[Sequence[Any]]:
+    def select_nodes(self, reader: R, keys: Collection[Key]) -> Iterable[Sequence[Any]]:
         """Return trace, span, size and the fields of `DerivationNode` of all spans of traces."""
 
     @abstractmethod
-    def _read_headers(self, reader: R, trace_ids: Collection[str]) -> dict[str, TraceHeader]:
-        """Return the headers of the traces that the store has, in any order."""
+    def select_headers(self, reader: R, trace_ids: Collection[str]) -> Iterable[Sequence[Any]]:
+        """Return trace id, key, span id of the root, size, completeness, and counts of dropped spans and calls."""
+
+    @abstractmethod
+    def select_feedback(self, reader: R, keys: Collection[Key]) -> Iterable[tuple[Key, Feedback]]:
+        """Return the feedback on traces, oldest first."""
+
+    @abstractmethod
+    def read_open_runs(self, reader: R, trace_ids: Sequence[str]) -> Mapping[str, Sequence[OpenRun]]:
+        """Return the open runs of traces, by start time."""
 
     @abstractmethod
     def read_rows(self, reader: R, keys: Sequence[Key]) -> Mapping[Key, Sequence[Any]]:
         """Return the undecoded rows of all runs of traces, by start time."""
 
     @abstractmethod
-    def _measure_row(self, row: Any) -> int:
+    def measure_row(self, row: Any) -> int:
         """Return the bytes of the payload of a row of `read_rows`."""
 
     @abstractmethod
@@ -146,18 +154,18 @@ class TraceReader(ABC, Generic[R]):
         """Return the function that decodes these rows, given the trace id; `detached`: later, without the reader."""
 
     @abstractmethod
-    def _find_trace(self, reader: R, trace_id: str) -> StoredTrace | None: ...
+    def find_trace(self, reader: R, trace_id: str) -> StoredTrace | None: ...
 
     @abstractmethod
-    def _select_tree(self, reader: R, key: Key) -> Iterable[Sequence[Any]]:
+    def select_tree(self, reader: R, key: Key) -> Iterable[Sequence[Any]]:
         """Return the fields of `RunNode` of all spans of a trace."""
 
     @abstractmethod
-    def _count_feedback(self, reader: R, key: Key, span_ids: Collection[str]) -> Iterable[Sequence[Any]]:
+    def count_feedback(self, reader: R, key: Key, span_ids: Collection[str]) -> Iterable[Sequence[Any]]:
         """Return span id, number of feedback, and number of errors among it."""
 
     @abstractmethod
-    def _find_position(self, reader: R, key: Key, span_id: str) -> Position | None: ...
+    def find_position(self, reader: R, key: Key, span_id: str) -> Position | None: ...
 
     @abstractmethod
     def list_later(self, reader: R, key: Key, position: Position | None, limit: int) -> Sequence[Sequence[Any]]:
@@ -167,7 +175,7 @@ class TraceReader(ABC, Generic[R]):
     def read_some(self, reader: R, trace_id: str, key: Key, span_ids: Collection[str]) -> list[Run]:
         """Return some runs of a trace in any order."""
 
-    def _count_unindexed(self, reader: R, filter: Filter) -> int:
+    def count_unindexed(self, reader: R, filter: Filter) -> int:
         """Return `Page.unindexed`."""
         return 0
 
@@ -177,7 +185,7 @@ class TraceReader(ABC, Generic[R]):
         self, reader: R, filter: Filter, limit: int, cursor: str | None, sort: str | None
     ) -> Page[TraceSummary]:
         """Return one page of summaries, latest start first or in another order."""
-        found, next, newest = self._select_summaries(reader, filter, limit, cursor, sort)
+        found, next, newest = self.select_summaries(reader, filter, limit, cursor, sort)
         rows = list(found)
         roots = self.read_roots(
             reader,
@@ -186,7 +194,7 @@ class TraceReader(ABC, Generic[R]):
         )
         outcomes = self.read_newest_feedback(reader, [row.key for row in rows])
         items = (_make_summary(row, roots.get(row.key, ("", "", ())), outcomes.get(row.key, {})) for row in rows)
-        return Page(items=tuple(items), next=next, unindexed=self._count_unindexed(reader, filter), newest=newest)
+        return Page(items=tuple(items), next=next, unindexed=self.count_unindexed(reader, filter), newest=newest)
 
     def read_roots(
         self, reader: R, roots: Sequence[RootRow], show: Callable[[JSON], T]
@@ -195,14 +203,14 @@ class TraceReader(ABC, Generic[R]):
         shown: dict[Key, tuple[T, T]] = {}
         wanted: dict[Key, tuple[Any, tuple[str, ...]]] = {}
         by_place = {root.place: root for root in roots}
-        for place, payload in self._select_payloads(reader, by_place):
+        for place, payload in self.select_payloads(reader, by_place):
             _, status, runs = by_place[place]
             is_large = show is make_preview and len(payload) > LARGE_PAYLOAD
             mark = hash(payload) if is_large else 0, len(payload), status, runs
             if is_large and (previews := _LARGE_PREVIEWS.get(mark)):
                 shown[place[0]] = cast(tuple[T, T], previews)
                 continue
-            fields = self._decode_payload(reader, payload)
+            fields = self.decode_payload(reader, payload)
             inputs, outputs = fields.get("inputs"), fields.get("outputs")
             shown[place[0]] = show(inputs), show(outputs)
             attributes, documents = fields.get("attributes", {}), fields.get("documents")
@@ -230,19 +238,19 @@ class TraceReader(ABC, Generic[R]):
         nodes: dict[Key, list[DerivationNode]] = {key: [] for key in wanted}
         places: dict[Key, dict[str, Place]] = {key: {} for key in wanted}
         sizes = dict.fromkeys(wanted, 0)
-        for key, span, size, *fields in self._select_nodes(reader, wanted) if wanted else ():
+        for key, span, size, *fields in self.select_nodes(reader, wanted) if wanted else ():
             nodes[key].append(node := DerivationNode(*fields))
             places[key][node.span_id] = key, span
             sizes[key] += size
         small = [place for key in wanted if sizes[key] <= self.prefetched_bytes for place in places[key].values()]
-        prefetched = dict(self._select_payloads(reader, small)) if small else {}
+        prefetched = dict(self.select_payloads(reader, small)) if small else {}
 
         def derive(key: Key, root: Any, fields: tuple[str, ...]) -> dict[str, JSON]:
             def read(span_id: str) -> tuple[JSON, JSON]:
                 place = places[key][span_id]
                 if place not in prefetched:
-                    [(_, prefetched[place])] = self._select_payloads(reader, [place])
-                payload = self._decode_payload(reader, prefetched[place])
+                    [(_, prefetched[place])] = self.select_payloads(reader, [place])
+                payload = self.decode_payload(reader, prefetched[place])
                 return payload.get("inputs"), payload.get("outputs")
 
             root_id = next((id for id, place in places[key].items() if root in (id, place[1])), "")
@@ -270,9 +278,19 @@ class TraceReader(ABC, Generic[R]):
         return self._attach_runs(reader, self._list_headers(reader, trace_ids))
 
     def _list_headers(self, reader: R, trace_ids: Sequence[str]) -> dict[str, TraceHeader]:
+        """Return the headers of the traces that the store has, in the order requested."""
         wanted = dict.fromkeys(trace_ids)
-        headers = self._read_headers(reader, wanted) if wanted else {}
-        return {trace_id: headers[trace_id] for trace_id in wanted if trace_id in headers}
+        rows = {row[0]: row[1:] for row in self.select_headers(reader, wanted)} if wanted else {}
+        if not rows:
+            return {}
+        feedback = group_by_trace(self.select_feedback(reader, [row[0] for row in rows.values()]))
+        running = self.read_open_runs(reader, list(rows))
+        headers = {}
+        for trace_id in (trace_id for trace_id in wanted if trace_id in rows):
+            key, root, size, complete, *counts = rows[trace_id]
+            outcomes, open_runs = tuple(feedback.get(key, ())), tuple(running.get(trace_id, ()))
+            headers[trace_id] = TraceHeader(key, root, size, (outcomes, bool(complete), *counts, open_runs))
+        return headers
 
     def _attach_runs(self, reader: R, headers: Mapping[str, TraceHeader]) -> list[Trace]:
         rows = self.read_rows(reader, [header.key for header in headers.values()])
@@ -308,7 +326,7 @@ class TraceReader(ABC, Generic[R]):
         if root_row is None:  # it was deleted between the queries
             return None
         root = self.complete_stored_root(reader, header.key, decode(trace_id, root_row), len(rows))
-        sizes = [self._measure_row(row) + ROW_BYTES for row in rows]
+        sizes = [self.measure_row(row) + ROW_BYTES for row in rows]
         # the run of the root is decoded already, with derived values
         return LazyTrace(
             root, rows, sizes, lambda row: root if row is root_row else decode(trace_id, row), *header.rest
@@ -319,7 +337,7 @@ class TraceReader(ABC, Generic[R]):
     def read_tree(self, reader: R, trace_id: str, limit: int, cursor: str | None) -> Page[TreeNode]:
         """Return the page of the tree that contains the run `cursor`. Raise `NotFound` for an unknown trace or run."""
         key = self._get_trace(reader, trace_id).key
-        nodes = list(map(RunNode._make, self._select_tree(reader, key)))
+        nodes = list(map(RunNode._make, self.select_tree(reader, key)))
         branches = list(walk_tree(nodes))
         at = 0
         if cursor is not None:
@@ -329,7 +347,7 @@ class TraceReader(ABC, Generic[R]):
         start, end = at - at % limit, at - at % limit + limit
         span_ids = {node.span_id for node in nodes}
         shown = [node.span_id for _, node in branches[start:end]]
-        marks = {span_id: counts for span_id, *counts in self._count_feedback(reader, key, shown)}
+        marks = {span_id: counts for span_id, *counts in self.count_feedback(reader, key, shown)}
         items = tuple(
             make_branch(start + n, depth, node, span_ids, *marks.get(node.span_id, (0, 0)))
             for n, (depth, node) in enumerate(branches[start:end])
@@ -341,7 +359,7 @@ class TraceReader(ABC, Generic[R]):
         unknown.
         """
         trace = self._get_trace(reader, trace_id)
-        position = None if cursor is None else self._find_position(reader, trace.key, cursor)
+        position = None if cursor is None else self.find_position(reader, trace.key, cursor)
         if cursor is not None and position is None:
             raise _missing_run(trace_id, cursor)
         found = [row[-1] for row in self.list_later(reader, trace.key, position, limit + 1)]
@@ -363,7 +381,7 @@ class TraceReader(ABC, Generic[R]):
         raise _missing_run(trace_id, span_id)
 
     def _get_trace(self, reader: R, trace_id: str) -> StoredTrace:
-        trace = self._find_trace(reader, trace_id)
+        trace = self.find_trace(reader, trace_id)
         if trace is None:
             raise missing_trace(trace_id)
         return trace
@@ -390,6 +408,14 @@ def _make_summary(
         failed=tuple(key for key, one in newest.items() if one.outcome == "error"),
         skipped=tuple(key for key, one in newest.items() if one.outcome == "skip"),
     )
+
+
+def group_by_trace(rows: Iterable[tuple[Key, Feedback]]) -> dict[Key, list[Feedback]]:
+    """Return feedback by trace."""
+    grouped: dict[Key, list[Feedback]] = {}
+    for key, feedback in rows:
+        grouped.setdefault(key, []).append(feedback)
+    return grouped
 
 
 def missing_trace(trace_id: str) -> NotFound:

@@ -92,17 +92,17 @@ class FilterReader(filter_reader.FilterReader):
                 rows, characters = [], 0
         yield rows
 
-    def _load(self, name: str, value: Any) -> Any:
+    def load(self, name: str, value: Any) -> Any:
         return loads(value) if value else {}
 
-    def _find_listed(self, keys: Sequence[int], column: str, wanted: Collection[str]) -> Mapping[int, Sequence[str]]:
+    def find_listed(self, keys: Sequence[int], column: str, wanted: Collection[str]) -> Mapping[int, Sequence[str]]:
         sql = f"SELECT DISTINCT {column} FROM spans WHERE trace = ? AND {column} IN (SELECT value FROM json_each(?))"
         return {key: [row[0] for row in self._db.execute(sql, (key, dumps([*wanted])))] for key in keys}
 
-    def _read_errors(self, keys: Sequence[int]) -> Mapping[int, Iterable[str]]:
+    def read_errors(self, keys: Sequence[int]) -> Mapping[int, Iterable[str]]:
         return {key: _SpanErrors(self._db, key) for key in keys}
 
-    def _read_feedback(self, keys: Sequence[int], names: Collection[str]) -> Mapping[int, Mapping[str, KeyFeedback]]:
+    def read_feedback(self, keys: Sequence[int], names: Collection[str]) -> Mapping[int, Mapping[str, KeyFeedback]]:
         found: dict[int, dict[str, KeyFeedback]] = {}
         selected = iterate_rows(self._db, _SELECT_FEEDBACK, keys, (dumps([*names]),))
         for trace, key, outcome, score, label, is_of_document in selected:
@@ -114,10 +114,10 @@ class FilterReader(filter_reader.FilterReader):
                 feedback[key] = KeyFeedback(outcome, score, label, known.total + 1)
         return found
 
-    def _find_text(self, text: str, keys: Sequence[int]) -> set[int]:
+    def find_text(self, text: str, keys: Sequence[int]) -> set[int]:
         return find_text(self._db, text, keys)
 
-    def _is_indexed(self, value: Any) -> bool:
+    def is_indexed(self, value: Any) -> bool:
         return not value
 
 

@@ -14,20 +14,7 @@ import orjson
 from spanwise.collector import filters
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
-from spanwise.collector.stores.queries.list_pages import (
-    EXPERIMENT_COLUMNS,
-    METADATA_FIELD,
-    SESSION_SUMS,
-    SESSION_VALUES,
-    TRACE_VALUES,
-    SortedPage,
-    SortedQuery,
-    SortedSet,
-    check_field,
-    list_sorted,
-    make_run_scores,
-    make_session,
-)
+from spanwise.collector.stores.queries import list_pages
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.query.filter_sql import (
     FEEDBACK_OF_TRACE,
@@ -60,7 +47,7 @@ _IS_SCORE = "f.key = ? AND f.standing = 2 AND f.score IS NOT NULL"
 _SCORE = f"(SELECT f.score FROM feedback f {FEEDBACK_OF_TRACE} AND {_IS_SCORE})"
 
 
-def _restrict(plan: QueryPlan, bounds: SortedSet) -> QueryPlan:
+def _restrict(plan: QueryPlan, bounds: list_pages.SortedSet) -> QueryPlan:
     """Return the plan restricted to a set."""
     where, values = f"{plan.where} AND +t.id <= ?", (*plan.values, bounds.upto)
     if bounds.since_ns is not None:
@@ -68,21 +55,21 @@ def _restrict(plan: QueryPlan, bounds: SortedSet) -> QueryPlan:
     return QueryPlan(plan.source, where, values)
 
 
-def _find_set(db: sqlite3.Connection, plan: QueryPlan, *, unlimited: bool = False) -> SortedSet:
+def _find_set(db: sqlite3.Connection, plan: QueryPlan, *, unlimited: bool = False) -> list_pages.SortedSet:
     """Return the set of the traces that pass now. `unlimited`: all of them can be sorted, and are not counted."""
     [upto] = db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()
     if unlimited:
-        return SortedSet(upto)
+        return list_pages.SortedSet(upto)
     newest = f"SELECT t.id AS id, t.start_ns AS start_ns FROM {plan.source} WHERE {plan.where} ORDER BY t.start_ns DESC"
     sql = f"SELECT count(*), coalesce(min(id), 0) FROM ({newest} LIMIT {filters.MAX_SORTED + 1})"
     count, lowest = db.execute(sql, plan.values).fetchone()
     if count <= filters.MAX_SORTED:
-        return SortedSet(upto, None, count, lowest)
+        return list_pages.SortedSet(upto, None, count, lowest)
     [_, since_ns] = db.execute(f"{newest} LIMIT 1 OFFSET {filters.MAX_SORTED - 1}", plan.values).fetchone()
-    return SortedSet(upto, since_ns, filters.MAX_SORTED, lowest)
+    return list_pages.SortedSet(upto, since_ns, filters.MAX_SORTED, lowest)
 
 
-def _sort_page(db: sqlite3.Connection, rows: str, values: Sequence[Any], query: SortedQuery) -> list[Any]:
+def _sort_page(db: sqlite3.Connection, rows: str, values: Sequence[Any], query: list_pages.SortedQuery) -> list[Any]:
     """Return the rows of one page and one more, as (key, value, id).
 
     `rows` is a statement with the columns `key`, `v` and `id`.
@@ -101,7 +88,9 @@ def _sort_page(db: sqlite3.Connection, rows: str, values: Sequence[Any], query: 
     return db.execute(sql, (*values, *last, limit + 1)).fetchall()
 
 
-def _walk_scores(db: sqlite3.Connection, plan: QueryPlan, bounds: SortedSet, query: SortedQuery) -> list[Any]:
+def _walk_scores(
+    db: sqlite3.Connection, plan: QueryPlan, bounds: list_pages.SortedSet, query: list_pages.SortedQuery
+) -> list[Any]:
     """Return the same rows as `_sort_page` for a sort by feedback, read from the index of scores.
 
     Traces without a score follow when no scores are left.
@@ -131,29 +120,35 @@ def _walk_scores(db: sqlite3.Connection, plan: QueryPlan, bounds: SortedSet, que
     return rows
 
 
-def list_sorted_traces(db: sqlite3.Connection, filter: Filter, sort: str, limit: int, cursor: str | None) -> SortedPage:
+def list_sorted_traces(
+    db: sqlite3.Connection, filter: Filter, sort: str, limit: int, cursor: str | None
+) -> list_pages.SortedPage:
     """Return one page of traces, by their integer keys. Raises `Refused` for an unknown order or another list's
     cursor.
     """
     plan = plan_query(db, filter)
 
-    def select(query: SortedQuery, bounds: SortedSet) -> list[Any]:
+    def select(query: list_pages.SortedQuery, bounds: list_pages.SortedSet) -> list[Any]:
         order, within = query.order, _restrict(plan, bounds)
         if order.column == "feedback" and bounds.size > MAX_LOOKUPS:
             return _walk_scores(db, within, bounds, query)
-        value, values = (_SCORE, (order.key,)) if order.column == "feedback" else (TRACE_VALUES[order.column], ())
+        value, values = (
+            (_SCORE, (order.key,)) if order.column == "feedback" else (list_pages.TRACE_VALUES[order.column], ())
+        )
         select = f"SELECT t.id AS key, {value} AS v, t.trace_id AS id FROM {within.source} WHERE {within.where}"
         return _sort_page(db, select, (*values, *within.values), query)
 
     # an index is in the order of starts
     find_set = lambda order: _find_set(db, plan, unlimited=order.column == "start")  # noqa: E731
-    return list_sorted(sort, filter, limit, cursor, find_set, select)[0]
+    return list_pages.list_sorted(sort, filter, limit, cursor, find_set, select)[0]
 
 
-def _sort_sessions(db: sqlite3.Connection, plan: QueryPlan, query: SortedQuery, bounds: SortedSet) -> list[Any]:
+def _sort_sessions(
+    db: sqlite3.Connection, plan: QueryPlan, query: list_pages.SortedQuery, bounds: list_pages.SortedSet
+) -> list[Any]:
     within = _restrict(plan, bounds)
     select = (
-        f"SELECT t.session_id AS key, {SESSION_VALUES[query.order.column]} AS v, t.session_id AS id FROM {within.source}"
+        f"SELECT t.session_id AS key, {list_pages.SESSION_VALUES[query.order.column]} AS v, t.session_id AS id FROM {within.source}"
         f" WHERE {within.where} AND t.session_id IS NOT NULL GROUP BY t.session_id"
     )
     return _sort_page(db, select, within.values, query)
@@ -268,9 +263,9 @@ _METADATA = (
 def list_values(reader: Reader, field: str, limit: int, project: str | None) -> list[str]:
     """Return the values of a field in order, at most `limit`. Raise `Refused` for an unknown field."""
     db, (name, _, key) = reader.db, field.partition(".")
-    if name == METADATA_FIELD:
+    if name == list_pages.METADATA_FIELD:
         return list_metadata(db, key, limit, project)
-    check_field(field, ALL_PROJECTS_SQL)
+    list_pages.check_field(field, ALL_PROJECTS_SQL)
     if project is None:
         rows = db.execute(ALL_PROJECTS_SQL[field], {"limit": limit})
     elif field == "project":
@@ -382,7 +377,7 @@ def _add_target_conditions(target: Target, where: list[str], values: list[Any]) 
 
 
 _SELECT_RUNS = (
-    f"SELECT t.id, {EXPERIMENT_COLUMNS}, t.tags, t.models FROM traces t"
+    f"SELECT t.id, {list_pages.EXPERIMENT_COLUMNS}, t.tags, t.models FROM traces t"
     " WHERE t.experiment_id = ? AND t.span_count > 0 AND (t.start_ns, t.id) > (?, ?) ORDER BY t.start_ns, t.id LIMIT ?"
 )
 # Prefers a judge's score to human feedback on the same key, even if the feedback is newer
@@ -403,12 +398,12 @@ def list_experiment_scores(reader: Reader, experiment_id: str, limit: int, curso
     items = []
     for id, *fields, tags, models in rows:
         called = [model for model in orjson.loads(models) if model != "null"] if models else ()
-        items.append(make_run_scores(fields, orjson.loads(tags) if tags else (), called, newest.get(id, {})))
+        items.append(list_pages.make_run_scores(fields, orjson.loads(tags) if tags else (), called, newest.get(id, {})))
     return Page(items=tuple(items), next=next)
 
 
 _SELECT_SESSIONS = f"""
-SELECT t.session_id, t.project, {SESSION_SUMS}
+SELECT t.session_id, t.project, {list_pages.SESSION_SUMS}
 FROM traces t INDEXED BY traces_by_session WHERE t.session_id IN ({{marks}}) AND +t.id <= ? AND {{where}}
 GROUP BY t.session_id
 """
@@ -426,12 +421,14 @@ def list_sessions(
     if sort:
         plan = plan_query(db, filter)
         select = partial(_sort_sessions, db, plan)
-        page, bounds = list_sorted(sort, filter, limit, cursor, lambda _: _find_set(db, plan), select, sessions=True)
+        page, bounds = list_pages.list_sorted(
+            sort, filter, limit, cursor, lambda _: _find_set(db, plan), select, sessions=True
+        )
         if not page.keys:  # SQLite refuses a forced index if it knows that no row can match
             return Page(items=(), newest=page.newest)
         sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(page.keys)), where=where)
         summed = {row[0]: row for row in db.execute(sql, (*page.keys, bounds.upto, *values))}
-        found = tuple(make_session(summed[session]) for session in page.keys)
+        found = tuple(list_pages.make_session(summed[session]) for session in page.keys)
         return Page(items=found, next=page.next, newest=page.newest)
     [newest] = db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()
     after = None
@@ -446,7 +443,7 @@ def list_sessions(
         in_order = (summed[session] for session in chunk)
         rows.extend(row for row in in_order if after is None or (row[10], row[0]) < after)
     shown, next = cut_page(rows, limit, time=10, key=0)
-    return Page(items=tuple(map(make_session, shown)), next=next and f"{newest}.{next}")
+    return Page(items=tuple(map(list_pages.make_session, shown)), next=next and f"{newest}.{next}")
 
 
 # Skips sessions of earlier pages; otherwise a page far back would aggregate all of them again. The condition looks

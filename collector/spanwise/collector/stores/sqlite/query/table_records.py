@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from spanwise.collector.filters import Filter
@@ -34,7 +34,7 @@ _SELECT_NEWEST = (
 class TableRecords(TableReader[Reader]):
     """Reader of source records. The keys are those of `traces` and `spans`."""
 
-    def _select(
+    def select_traces(
         self, reader: Reader, filter: Filter, table: str, limit: int, cursor: str | None
     ) -> tuple[Sequence[Any], str | None]:
         plan = plan_query(reader.db, filter)
@@ -51,22 +51,19 @@ class TableRecords(TableReader[Reader]):
             decoded.append((*row[:5], models, loads(row[6]) if row[6] else (), *row[7:]))
         return decoded, next
 
-    def _find_trace(self, reader: Reader, cursor: str) -> Sequence[Any] | None:
+    def find_trace(self, reader: Reader, cursor: str) -> Sequence[Any] | None:
         sql = f"SELECT {_COLUMNS['runs']} FROM traces t WHERE t.id = ? AND t.root IS NOT NULL"
         row: Sequence[Any] | None = reader.db.execute(sql, (parse_cursor(cursor)[1],)).fetchone()
         return row
 
-    def _describe_roots(self, reader: Reader, places: Sequence[Place]) -> Mapping[Place, tuple[str, int]]:
+    def describe_roots(self, reader: Reader, places: Sequence[Place]) -> Mapping[Place, tuple[str, int]]:
         sql = "SELECT trace, id, span_id, size FROM spans WHERE id IN (%s)"
         rows = select_many(reader.db, sql, [row for _, row in places])
         return {(trace, row): (span_id, size) for trace, row, span_id, size in rows}
 
-    def _list_feedback(self, reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page[Feedback]:
+    def list_feedback(self, reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page[Feedback]:
         where, values = restrict_feedback(reader.db, filter)
         return select_feedback(reader.db, where or [_OF_VISIBLE_TRACE], values, limit, cursor)
 
-    def _read_results(self, reader: Reader, keys: Collection[int]) -> Mapping[int, Sequence[Feedback]]:
-        newest: dict[int, list[Feedback]] = {}
-        for trace, feedback in feedback_table.read_feedback_rows(select_many(reader.db, _SELECT_NEWEST, keys)):
-            newest.setdefault(trace, []).append(feedback)
-        return newest
+    def select_results(self, reader: Reader, keys: Collection[int]) -> Iterator[tuple[int, Feedback]]:
+        return feedback_table.read_feedback_rows(select_many(reader.db, _SELECT_NEWEST, keys))

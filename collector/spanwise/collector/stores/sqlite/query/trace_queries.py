@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import JSON, MAX_UNINDEXED, Feedback, Run
+from spanwise.collector.records import JSON, MAX_UNINDEXED, Feedback, OpenRun, Run
 from spanwise.collector.stores.queries.trace_reader import (
     SUMMARY_FIELDS,
     SUMMARY_LISTS,
@@ -17,7 +17,6 @@ from spanwise.collector.stores.queries.trace_reader import (
     Place,
     Position,
     StoredTrace,
-    TraceHeader,
     TraceReader,
 )
 from spanwise.collector.stores.sqlite.database.connections import SELECT_RUN, Reader
@@ -60,7 +59,7 @@ class TraceQueries(TraceReader[Reader]):
     span_id_column = 3
     prefetched_bytes = -1
 
-    def _select_summaries(
+    def select_summaries(
         self, reader: Reader, filter: Filter, limit: int, cursor: str | None, sort: str | None
     ) -> tuple[Iterable[ListedTrace], str | None, int | None]:
         newest: int | None = None
@@ -80,7 +79,7 @@ class TraceQueries(TraceReader[Reader]):
             rows, next = cut_page(fetched, limit, time=_START_PLACE, key=0)
         return (ListedTrace.from_row(row, lambda text: loads(text) if text else ()) for row in rows), next, newest
 
-    def _count_unindexed(self, reader: Reader, filter: Filter) -> int:
+    def count_unindexed(self, reader: Reader, filter: Filter) -> int:
         return count_unindexed(reader.db, filter)
 
     def read_newest_feedback(self, reader: Reader, keys: Collection[int]) -> dict[int, dict[str, NewestFeedback]]:
@@ -89,44 +88,40 @@ class TraceQueries(TraceReader[Reader]):
             newest.setdefault(trace, {})[key] = NewestFeedback(outcome, score if score is not None else label)
         return newest
 
-    def _select_payloads(self, reader: Reader, places: Collection[Place]) -> Iterator[tuple[Place, Any]]:
+    def select_payloads(self, reader: Reader, places: Collection[Place]) -> Iterator[tuple[Place, Any]]:
         by_row = {place[1]: place for place in places}
         for row, blob in reader.encoded_payloads(list(by_row)):
             yield by_row[row], blob
 
-    def _decode_payload(self, reader: Reader, payload: Any) -> Mapping[str, JSON]:
+    def decode_payload(self, reader: Reader, payload: Any) -> Mapping[str, JSON]:
         return reader.payload(payload)
 
-    def _select_nodes(self, reader: Reader, keys: Collection[int]) -> Sequence[Any]:
+    def select_nodes(self, reader: Reader, keys: Collection[int]) -> Sequence[Any]:
         return select_many(reader.db, _SELECT_NODES, keys)
 
-    def _read_headers(self, reader: Reader, trace_ids: Collection[str]) -> dict[str, TraceHeader]:
-        columns = f"t.trace_id, t.id, t.root, t.size, {complete_sql()}, t.dropped, t.calls_sent"
+    def select_headers(self, reader: Reader, trace_ids: Collection[str]) -> Sequence[Any]:
+        root = "(SELECT s.span_id FROM spans s WHERE s.id = t.root)"
+        columns = f"t.trace_id, t.id, {root}, t.size, {complete_sql()}, t.dropped, t.calls_sent"
         sql = f"SELECT {columns} FROM traces t WHERE span_count > 0 AND t.trace_id IN (%s)"
-        rows = select_many(reader.db, sql, trace_ids)
-        roots = dict(select_many(reader.db, "SELECT id, span_id FROM spans WHERE id IN (%s)", [row[2] for row in rows]))
-        feedback: dict[int, list[Feedback]] = {}
+        return select_many(reader.db, sql, trace_ids)
+
+    def select_feedback(self, reader: Reader, keys: Collection[int]) -> Iterator[tuple[int, Feedback]]:
         sql = feedback_table.SELECT_FEEDBACK + " WHERE f.trace IN (%s) ORDER BY f.created_ns, f.rowid"
-        found = select_many(reader.db, sql, [row[1] for row in rows])
-        for trace, outcome in feedback_table.read_feedback_rows(found):
-            feedback.setdefault(trace, []).append(outcome)
-        running = side_tables.read_open_runs(reader.db, [row[0] for row in rows])
-        headers = {}
-        for trace_id, key, root, size, complete, dropped, calls_sent in rows:
-            rest = tuple(feedback.get(key, ())), bool(complete), dropped, calls_sent, tuple(running.get(trace_id, ()))
-            headers[trace_id] = TraceHeader(key, roots[root], size, rest)
-        return headers
+        return feedback_table.read_feedback_rows(select_many(reader.db, sql, keys))
+
+    def read_open_runs(self, reader: Reader, trace_ids: Sequence[str]) -> dict[str, list[OpenRun]]:
+        return side_tables.read_open_runs(reader.db, trace_ids)
 
     def read_rows(self, reader: Reader, keys: Sequence[int]) -> dict[int, list[Any]]:
         return reader.rows_of(keys)
 
-    def _measure_row(self, row: Any) -> int:
+    def measure_row(self, row: Any) -> int:
         return len(row[2])
 
     def decoder(self, reader: Reader, rows: Iterable[Any], *, detached: bool) -> Callable[[str, Any], Run]:
         return reader.detach(rows).run if detached else reader.run
 
-    def _find_trace(self, reader: Reader, trace_id: str) -> StoredTrace | None:
+    def find_trace(self, reader: Reader, trace_id: str) -> StoredTrace | None:
         sql = (
             "SELECT t.id, s.span_id, t.span_count FROM traces t JOIN spans s ON s.id = t.root"
             " WHERE t.trace_id = ? AND t.span_count > 0"
@@ -134,14 +129,14 @@ class TraceQueries(TraceReader[Reader]):
         row = reader.db.execute(sql, (trace_id,)).fetchone()
         return None if row is None else StoredTrace(*row)
 
-    def _select_tree(self, reader: Reader, key: int) -> Iterator[Any]:
+    def select_tree(self, reader: Reader, key: int) -> Iterator[Any]:
         yield from reader.db.execute(_SELECT_TREE, (key,))
         reader.check_stopped()
 
-    def _count_feedback(self, reader: Reader, key: int, span_ids: Collection[str]) -> Sequence[Any]:
+    def count_feedback(self, reader: Reader, key: int, span_ids: Collection[str]) -> Sequence[Any]:
         return select_many(reader.db, _SELECT_FEEDBACK_COUNTS, span_ids, (key,))
 
-    def _find_position(self, reader: Reader, key: int, span_id: str) -> Position | None:
+    def find_position(self, reader: Reader, key: int, span_id: str) -> Position | None:
         sql = "SELECT start_ns, -end_ns, span_id FROM spans WHERE trace = ? AND span_id = ?"
         position: Position | None = reader.db.execute(sql, (key, span_id)).fetchone()
         return position

@@ -9,7 +9,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from spanwise.collector.errors import Refused
 from spanwise.collector.records import JSON, OpenRun, Process, ProcessReport
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.run_codec import Fact
@@ -20,6 +19,7 @@ from spanwise.collector.stores.side_records import (
     PROCESS_FIELDS,
     AmendmentTarget,
     SenderProcess,
+    check_amended_size,
     encode_report,
     group_open_runs,
     make_open_run,
@@ -544,10 +544,7 @@ class PendingAmendments:
             fields, seen = trace_assembly.merge_fields(self._fields(row), fields), self._rows[row].seen_ns
         data = dumps(fields)
         size = len(data.encode())
-        if size > most:
-            raise Refused(
-                f"amendments waiting for span {target.span_id!r} would take {size:,} bytes; the limit is {most:,}"
-            )
+        check_amended_size(f"amendments waiting for span {target.span_id!r}", size, most)
         values = (*target, data, size, seen)
         if row is None:
             sql = "INSERT INTO amendments (trace_id, span_id, project, fields, size, seen_ns) VALUES (?, ?, ?, ?, ?, ?)"
