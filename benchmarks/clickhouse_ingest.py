@@ -2,11 +2,15 @@
 
     python benchmarks/clickhouse_ingest.py                  # 20,000 spans, three rounds
     python benchmarks/clickhouse_ingest.py --spans 100000 --rounds 1
+    python benchmarks/clickhouse_ingest.py --server --rounds 5        # through `spanwise serve`, as senders see it
 
 The runs are made before the clock starts. They are appended in requests of 100, without waiting for each, as the server
 does. Printed are the CPU of this process per span (encoding, queue, writer), that of the engine's process, spans per
 second until all are acknowledged, and bytes on disk per span once everything is merged. SQLite has no process of its own,
 and indexes texts afterwards; its CPU is read once its full-text index has caught up.
+
+With `--server`, `benchmarks/ingest.py` sends requests of 100 spans over 64 connections to a collector in a process of its
+own. The load, the collector and the engine share the cores. Then the CPU includes decoding.
 
 The engine is that of the tests (`tests/collector/clickhouse_server.py`), or the server in `SPANWISE_TEST_CLICKHOUSE`,
 whose CPU is then unknown.
@@ -25,6 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import ingest
 from traffic import Traffic
 
 from spanwise.collector.stores.clickhouse import ClickHouseTraces
@@ -87,14 +92,38 @@ def measure_clickhouse(server: ClickHouseServer, requests: list[Any], spans: int
     }
 
 
+def measure_server(server: ClickHouseServer, kind: str, spans: int) -> dict[str, float]:
+    """Measure a collector in a process of its own, on a new SQLite file or a new ClickHouse database."""
+    with tempfile.TemporaryDirectory() as folder, server.database() as url:
+        on_file = kind == "sqlite"
+        options = [] if on_file else ["--control", f"{folder}/control.db"]
+        asked = argparse.Namespace(
+            spans=spans, traces=20, connections=64, json=False, share=None, feedback=0, no_index=False, serve=options
+        )
+        engine = engine_seconds(server.pid)
+        numbers = ingest.measure(asked, Path(folder) / "spanwise.db" if on_file else url).numbers
+        engine = 0.0 if on_file else engine_seconds(server.pid) - engine
+    return {
+        "collector": numbers["with index, µs"],
+        "engine": engine / spans * 1e6,
+        "rate": numbers["spans a second"],
+        "bytes": 0.0,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spans", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--server", action="store_true", help="through `spanwise serve`")
     options = parser.parse_args()
     server, found = ClickHouseServer(), dict[str, list[dict[str, float]]]()
     try:
         for turn in range(options.rounds):
+            if options.server:
+                for name in ("sqlite", "clickhouse") if turn % 2 == 0 else ("clickhouse", "sqlite"):
+                    found.setdefault(name, []).append(measure_server(server, name, options.spans))
+                continue
             requests = list(Traffic(turn + 1).requests(options.spans))
             found.setdefault("sqlite", []).append(measure_sqlite(requests, options.spans))
             found.setdefault("clickhouse", []).append(measure_clickhouse(server, requests, options.spans))
@@ -108,6 +137,8 @@ def main() -> None:
             f" {medians['rate']:8,.0f} spans/s, {medians['bytes']:6.0f} bytes a span,"
             f" {medians.get('rows', 0):6,.0f} spans a write"
         )
+    ratios = [new["rate"] / old["rate"] for old, new in zip(found["sqlite"], found["clickhouse"], strict=True)]
+    print(f"clickhouse / sqlite: {median(ratios):.2f} × spans/s ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
 if __name__ == "__main__":

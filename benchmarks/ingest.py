@@ -254,7 +254,7 @@ class Collector:
     """`spanwise serve` as a process of its own."""
 
     def __init__(
-        self, store: Path, arguments: Sequence[str] = (), python: str = sys.executable, patience: float = 60
+        self, store: Path | str, arguments: Sequence[str] = (), python: str = sys.executable, patience: float = 60
     ) -> None:
         """`python` may be that of another checkout; `patience` in seconds is for a file that is migrated first."""
         with socket.socket() as free:
@@ -284,10 +284,10 @@ class Collector:
         return found
 
     def number(self, name: str) -> float:
-        """One of the numbers at `/metrics`."""
+        """One of the numbers at `/metrics`; 0 if this store does not have it."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
+        return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
     def tree(self) -> list[int]:
         """This process, those that it started, and those that they did."""
@@ -562,7 +562,7 @@ def full_rate(collector: Collector, made: list[Template], connections: int) -> f
     return len(load.latencies) / (time.perf_counter() - start)
 
 
-def measure(asked: argparse.Namespace, store: Path) -> Measured:
+def measure(asked: argparse.Namespace, store: Path | str) -> Measured:
     made = templates(asked.traces, asked.json)
     per_request = asked.traces * SPANS_PER_TRACE
     collector = Collector(store, asked.serve)
@@ -608,8 +608,10 @@ def measure(asked: argparse.Namespace, store: Path) -> Measured:
         + f" MB, index caught up {after:.0f} MB",
         "ready after": f"{collector.ready_s:.2f} s",
         "request": f"{len(made[0].body) / per_request:,.0f} bytes a span, {per_request} spans",
-        "on disk": f"{store.stat().st_size / (before + spans):,.0f} bytes a span (file of {before + spans:,})",
     }
+    if isinstance(store, Path):
+        size = store.stat().st_size / (before + spans)
+        rows["on disk"] = f"{size:,.0f} bytes a span (file of {before + spans:,})"
     ordered, memory = sorted(load.latencies), max(mb for _, mb in seen.memory)
     numbers = {"spans a second": spans / visible_s, "CPU a span, µs": 1e6 * cpu / max(1, spans)}
     numbers["with index, µs"] = 1e6 * with_index / max(1, spans)

@@ -36,10 +36,14 @@ START_SECONDS = 60.0
 
 
 class ClickHouseServer:
-    """Server process, on a port that the system chooses, with data in a new folder. `stop` deletes the folder."""
+    """Server process, on a port that the system chooses, with data in a new folder. `stop` deletes the folder.
 
-    def __init__(self) -> None:
-        self._real = os.environ.get(VARIABLE)
+    `namespace` is the network namespace in which it listens on `host`.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", namespace: str | None = None) -> None:
+        self._real = None if namespace else os.environ.get(VARIABLE)
+        self._host, self._in_namespace = host, ["ip", "netns", "exec", namespace] if namespace else []
         self._folder = "" if self._real else tempfile.mkdtemp(prefix="spanwise-clickhouse-")
         self._numbers = count()
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,7 +64,7 @@ class ClickHouseServer:
         """Start the process, on the port that it had before, if any."""
         if self._real:
             return
-        command = [sys.executable, __file__, self._folder, str(self.port)]
+        command = [*self._in_namespace, sys.executable, __file__, self._folder, self._host, str(self.port)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -82,7 +86,7 @@ class ClickHouseServer:
 
     def url(self, database: str) -> str:
         """Return the address of a database for `spanwise.collector.connect`."""
-        return f"{(self._real or f'clickhouse://default@127.0.0.1:{self.port}').rstrip('/')}/{database}"
+        return f"{(self._real or f'clickhouse://default@{self._host}:{self.port}').rstrip('/')}/{database}"
 
     def execute(self, sql: str) -> str:
         """Execute a statement, and return its result as tab-separated text."""
@@ -299,10 +303,10 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
 
-def serve(folder: str, port: int) -> None:
+def serve(folder: str, host: str, port: int) -> None:
     """Serve until standard input ends, which it does when the process that started this one ends."""
     Handler.engine = Engine(folder)
-    server = Server(("127.0.0.1", port), Handler)
+    server = Server((host, port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.buffer.read()
@@ -310,4 +314,4 @@ def serve(folder: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(str(Path(sys.argv[1])), int(sys.argv[2]))
+    serve(str(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3]))

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
@@ -17,9 +18,11 @@ import pytest
 
 from collector.clickhouse_server import ClickHouseServer
 from collector.making import SECOND, child, run
+from collector.separate_networks import separate_network
 from spanwise.collector.errors import Closed, Unavailable
 from spanwise.collector.records import Amendment, Feedback, OpenRun, Run, Target
 from spanwise.collector.stores.clickhouse import ClickHouseTraces, inserter, span_writer
+from spanwise.collector.stores.clickhouse.connection import MAX_CONNECTIONS
 from spanwise.collector.stores.clickhouse.span_rows import encode_runs
 
 pytestmark = pytest.mark.process
@@ -381,6 +384,44 @@ def test_what_was_acknowledged_before_the_server_was_killed_is_there(
     traces.append([child(root)])
     assert only(traces).span_count == 2
     assert traces.trouble() is None
+
+
+@pytest.mark.slow
+def test_a_network_that_is_cut_makes_the_store_unavailable_until_it_is_mended() -> None:
+    with separate_network() as network:
+        server = ClickHouseServer(network.address, network.name)
+        try:
+            with server.database() as url, closing(ClickHouseTraces(url)) as traces:
+                kept = run()
+                traces.append([kept])
+                network.cut()
+                for _ in range(2):
+                    began = time.monotonic()
+                    with pytest.raises(Unavailable, match="cannot be reached"):
+                        traces.append([run()])
+                    assert time.monotonic() - began < 45
+                network.mend()
+                assert wait_until(lambda: answers(traces), 60)
+                traces.append([child(kept)])
+                assert len(traces.trace(kept.trace_id).runs) == 2
+        finally:
+            server.stop()
+
+
+def answers(traces: ClickHouseTraces) -> bool:
+    try:
+        return traces.count()["spans"] > 0
+    except Unavailable:
+        return False
+
+
+def test_many_threads_share_the_connections(traces: ClickHouseTraces) -> None:
+    """More threads than connections are kept."""
+    root = run()
+    traces.append([root])
+    with ThreadPoolExecutor(3 * MAX_CONNECTIONS) as threads:
+        found = list(threads.map(lambda _: traces.trace(root.trace_id).root, range(6 * MAX_CONNECTIONS)))
+    assert found == [root] * (6 * MAX_CONNECTIONS)
 
 
 def test_a_forked_process_writes_on_connections_of_its_own(traces: ClickHouseTraces) -> None:

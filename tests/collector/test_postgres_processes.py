@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
@@ -18,6 +16,7 @@ import pytest
 from collector import postgres_workers
 from collector.postgres_server import PostgresServer, running_server
 from collector.postgres_workers import finish_of, run_together, start
+from collector.separate_networks import Network, separate_network
 from collector.test_postgres import decide, newest_version, rule, save
 from polling import until
 from spanwise.collector.errors import Refused, Unavailable
@@ -271,45 +270,26 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(tmp_path: Path) 
 
 
 @pytest.fixture
-def network() -> Iterator[tuple[str, str]]:
-    """A network namespace with one link to this machine: its name, which is also that of its end of the link; its address."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("a network namespace needs root and iproute2")
-    name, net = f"pg{os.getpid()}", f"10.{random.randrange(200, 250)}.{random.randrange(250)}"
-    commands = [
-        f"netns add {name}",
-        f"link add {name}h type veth peer name {name} netns {name}",
-        f"addr add {net}.1/24 dev {name}h",
-        f"link set {name}h up",
-        f"-n {name} addr add {net}.2/24 dev {name}",
-        f"-n {name} link set {name} up",
-    ]
-    try:
-        for command in commands:
-            if subprocess.run(["ip", *command.split()], capture_output=True).returncode:
-                pytest.skip(f"this machine does not allow: ip {command}")
-        yield name, f"{net}.2"
-    finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True)
-        subprocess.run(["ip", "link", "del", f"{name}h"], capture_output=True)
+def network() -> Iterator[Network]:
+    with separate_network() as network:
+        yield network
 
 
 @pytest.mark.slow
-def test_a_network_that_is_cut_makes_the_store_unavailable_until_it_is_mended(network: tuple[str, str]) -> None:
-    name, address = network
-    with running_server(namespace=name, listen_addresses=address) as server:
+def test_a_network_that_is_cut_makes_the_store_unavailable_until_it_is_mended(network: Network) -> None:
+    address = network.address
+    with running_server(namespace=network.name, listen_addresses=address) as server:
         database = server.create_database().split("/")[3].split("?")[0]
         limits = "connect_timeout=2&tcp_user_timeout=2000&keepalives_idle=1&keepalives_interval=1&keepalives_count=2"
         control = PostgresControl(f"postgresql://postgres@{address}:5432/{database}?{limits}")
         control.save_examples("d", [Example(id="a", inputs=1)])
-        link = ["ip", "-n", name, "link", "set", name]
-        subprocess.run([*link, "down"], check=True)  # packets vanish; no side learns of it
+        network.cut()
         for _ in range(2):
             began = time.monotonic()
             with pytest.raises(Unavailable):
                 control.save_examples("d", [Example(id="b", inputs=1)])
             assert time.monotonic() - began < 30
-        subprocess.run([*link, "up"], check=True)
+        network.mend()
         until(lambda: is_answering(control), 60)
         assert control.save_examples("d", [Example(id="b", inputs=1)]).version == 2
         assert [one.id for one in control.examples("d")] == ["a", "b"]

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +31,8 @@ Row: TypeAlias = Sequence[Any]
 CONNECT_SECONDS, REQUEST_SECONDS = 5, 60
 MAX_CONNECTIONS = 32  # per process; further requests open connections that are closed afterwards
 RETRY_SECONDS = 2.0
+# A connection over which the server confirms nothing for so long is broken, and no idle one is kept unchecked for longer
+SILENCE_SECONDS = 15
 LITERAL_IDS = 20  # lists with more ids are part of the query's text, if they consist of letters and digits
 REPEAT_SECONDS = 0.2  # until an insert whose answer was lost is repeated
 
@@ -66,6 +69,21 @@ _CLUSTER_SETTINGS: Mapping[str, Any] = {
     "distributed_product_mode": "local",
 }
 
+
+_SOCKET_OPTIONS = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    *(  # macOS lacks some
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in {
+            "TCP_KEEPIDLE": SILENCE_SECONDS // 3,
+            "TCP_KEEPINTVL": SILENCE_SECONDS // 3,
+            "TCP_KEEPCNT": 2,
+            "TCP_USER_TIMEOUT": 1000 * SILENCE_SECONDS,
+        }.items()
+        if hasattr(socket, name)
+    ),
+]
 
 _REASON = re.compile(r"\[Errno -?\d+\] [\w ]+|[Tt]imed out|Connection aborted|Name or service not known")
 # Without any handler, Python would print the warnings of the client, which the errors of the store repeat
@@ -256,7 +274,9 @@ class Connection:
             compress="lz4" if self._host not in ("localhost", "127.0.0.1", "::1") else False,
             autogenerate_session_id=False,
             autogenerate_query_id=False,
-            pool_mgr=get_pool_manager(ca_cert=self._ca_cert, maxsize=MAX_CONNECTIONS, num_pools=1),
+            pool_mgr=get_pool_manager(
+                ca_cert=self._ca_cert, maxsize=MAX_CONNECTIONS, num_pools=1, socket_options=_SOCKET_OPTIONS
+            ),
         )
         for name, value in {**_SETTINGS, **(_CLUSTER_SETTINGS if self.cluster else {})}.items():
             if name in client.server_settings:  # older servers do not know all of them

@@ -29,8 +29,22 @@ _TABLES = ("traces", "spans", "feedback", "amendments", "open_runs")  # tables w
 
 def find_deleted(db: Database, trace_ids: Iterable[str]) -> set[str]:
     """Return those of the traces that were deleted in the last eight days."""
-    sql = "SELECT DISTINCT trace_id FROM tombstones WHERE trace_id IN {ids:Array(String)} AND deleted > now() - {s:UInt32}"
-    return db.find(sql, list(trace_ids), s=schema.TOMBSTONE_DAYS * 86_400)
+    return find_deleted_and_present(db, trace_ids)[0]
+
+
+def find_deleted_and_present(db: Database, trace_ids: Iterable[str], *tables: str) -> list[set[str]]:
+    """Return those of the traces that were deleted in the last eight days, then for each table those with a row in it.
+
+    One query for all: an answer costs the engine about a millisecond, and most traces are in no table.
+    """
+    ids = {"ids": list(trace_ids)}
+    recent = f" AND deleted > now() - {schema.TOMBSTONE_DAYS * 86_400}"
+    parts = [
+        f"SELECT DISTINCT {number}, trace_id FROM {table} WHERE trace_id IN {{ids:Array(String)}}{'' if number else recent}"
+        for number, table in enumerate(("tombstones", *tables))
+    ]
+    rows = db.query(" UNION ALL ".join(parts), ids) if ids["ids"] else []
+    return [{trace_id for number, trace_id in rows if number == at} for at in range(len(parts))]
 
 
 def find_deletable(

@@ -1,8 +1,9 @@
-"""Inserter: a thread that collects the runs of many requests, and writes them together.
+"""Inserter: two threads that collect the runs of many requests, and write them together.
 
 Each insert creates a part per table, so a few large inserts cost the engine much less than many small ones. A request of
 a sender waits for others for up to `COLLECT_SECONDS`. A caller that waits for its result is served at once, as long as
-there have not been too many small inserts lately.
+there have not been too many small inserts lately. While one thread waits for the engine, the other prepares and sends
+the next write, if it is large. To the database the two threads are like two collectors.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from spanwise.collector.stores.clickhouse.span_rows import SpanBatch
 log = logging.getLogger("spanwise.collector")
 
 COLLECT_ROWS, COLLECT_SECONDS = 1_000, 0.2  # a write begins with this many rows, or after this time
+WRITERS, BUSY_COLLECT_ROWS = 2, 4_000  # threads; rows that wait before a write begins beside another
 MAX_WRITE_ROWS = 10_000  # rows of one write
 MAX_QUEUED_ROWS, MAX_QUEUED_BYTES = 50_000, 256 * 1024 * 1024
 # Limits of small writes without waiting: at once, and per second on average
@@ -35,6 +37,7 @@ class Job(NamedTuple):
     feedback: Sequence[Feedback]
     future: Future[None]
     is_urgent: bool
+    queued: float  # monotonic time
 
     @property
     def rows(self) -> int:
@@ -42,19 +45,23 @@ class Job(NamedTuple):
 
 
 class Inserter:
-    """Queue of jobs, and the thread that writes them."""
+    """Queue of jobs, and the threads that write them."""
 
     def __init__(self, write: Callable[[Sequence[Job]], object]) -> None:
         self._write = write
         self._jobs: deque[Job] = deque()
-        self._rows = self._bytes = self._urgent = 0
+        self._rows = self._bytes = self._urgent = self._running = 0
         self._ready = threading.Condition()
         self._is_closing = False
         self._small_writes, self._refilled = float(MAX_SMALL_WRITES), time.monotonic()
         self.writes, self.last_write_seconds = 0, 0.0
         self.trouble: str | None = None  # why the last write failed
-        self._thread = threading.Thread(target=self._run, name="spanwise-clickhouse", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"spanwise-clickhouse-{number}", daemon=True)
+            for number in range(WRITERS)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def depth(self) -> int:
@@ -63,9 +70,9 @@ class Inserter:
 
     def put(self, batch: SpanBatch, feedback: Sequence[Feedback], *, is_urgent: bool) -> Future[None]:
         """Queue a job. Raise `Unavailable` if the queue is full. `is_urgent`: the caller waits for the result."""
-        job = Job(batch, feedback, Future(), is_urgent)
+        job = Job(batch, feedback, Future(), is_urgent, time.monotonic())
         with self._ready:
-            if self._is_closing or not self._thread.is_alive():
+            if self._is_closing or not any(thread.is_alive() for thread in self._threads):
                 raise Closed("the store is closed")
             if self._jobs and (self._rows + job.rows > MAX_QUEUED_ROWS or self._bytes + batch.bytes > MAX_QUEUED_BYTES):
                 raise Unavailable(f"{self._rows:,} rows wait to be written to ClickHouse; send again later", 2.0)
@@ -80,23 +87,24 @@ class Inserter:
         """Write the queued jobs, then stop."""
         with self._ready:
             self._is_closing = True
-            self._ready.notify()
-        self._thread.join()
+            self._ready.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
         while jobs := self._take():
             began = time.monotonic()
             self._write_jobs(jobs)
-            self.writes, self.last_write_seconds = self.writes + 1, time.monotonic() - began
+            with self._ready:
+                self._running -= 1
+                self._ready.notify()
+                self.writes, self.last_write_seconds = self.writes + 1, time.monotonic() - began
 
     def _take(self) -> list[Job]:
         """Wait for jobs, and remove and return those of the next write. Return nothing if the store is closed."""
         with self._ready:
-            while not self._jobs and not self._is_closing:
-                self._ready.wait()
-            deadline = time.monotonic() + COLLECT_SECONDS
-            while (remaining := deadline - time.monotonic()) > 0 and not self._is_due():
-                self._ready.wait(remaining)
+            while (seconds := self._get_wait()) is None or seconds > 0:
+                self._ready.wait(seconds)
             jobs, rows = list[Job](), 0
             while self._jobs and (not jobs or rows + self._jobs[0].rows <= MAX_WRITE_ROWS):
                 job = self._jobs.popleft()
@@ -105,16 +113,24 @@ class Inserter:
                 self._bytes -= job.batch.bytes
                 self._urgent -= job.is_urgent
             self._rows -= rows
+            self._running += 1
             if rows < COLLECT_ROWS:
                 self._small_writes = max(0.0, self._small_writes - 1)
             return jobs
 
-    def _is_due(self) -> bool:
+    def _get_wait(self) -> float | None:
+        """Return the seconds until the next write is due; None if nothing is queued."""
+        if self._is_closing:
+            return 0.0
+        if not self._jobs:
+            return None
         now = time.monotonic()
         refill = (now - self._refilled) * SMALL_WRITES_PER_SECOND
         self._small_writes, self._refilled = min(MAX_SMALL_WRITES, self._small_writes + refill), now
         is_served_at_once = self._urgent > 0 and self._small_writes >= 1
-        return self._is_closing or self._rows >= COLLECT_ROWS or is_served_at_once
+        if is_served_at_once or self._rows >= (BUSY_COLLECT_ROWS if self._running else COLLECT_ROWS):
+            return 0.0
+        return self._jobs[0].queued + COLLECT_SECONDS - now
 
     def _write_jobs(self, jobs: Sequence[Job]) -> None:
         """Write jobs together. If the database refuses them, write each alone, so that only the bad one fails."""

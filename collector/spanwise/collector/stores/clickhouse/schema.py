@@ -418,7 +418,7 @@ def _create_statement(table: Table, cluster: str | None = None) -> str:
         statement.append(f"TTL {table.ttl}")
     granules = f"index_granularity = {table.rows_per_granule}, index_granularity_bytes = {table.bytes_per_granule}"
     statement.append(
-        f"SETTINGS {granules}, min_compress_block_size = 16384, default_compression_codec = 'ZSTD(1)', {_DURABLE}"
+        f"SETTINGS {granules}, min_compress_block_size = 16384, default_compression_codec = 'ZSTD(1)', min_bytes_for_wide_part = 67108864, {_DURABLE}"
     )
     return "\n".join(statement)
 

@@ -73,35 +73,39 @@ class SpanWriter:
     def write(self, batches: Sequence[SpanBatch]) -> None:
         """Insert the runs of all batches, and the summaries of their traces. Return when they are durable."""
         incoming = _latest_versions(batches)
-        gone = deletion.find_deleted(self._db, incoming)
+        gone, known = deletion.find_deleted_and_present(self._db, incoming, "traces")
         self.late += sum(len(incoming.pop(trace_id)) for trace_id in gone)
         if not incoming:
             return
-        stored = self.read_stored(incoming)
+        stored = self._read_summaries(known - gone)
         before = self._read_versions(incoming, stored)
         changed = self._choose_changed(incoming, before)
         self.insert(changed, stored)
         amendments.apply_waiting(self._db, self, incoming, stored)
         new = {trace_id: rows for trace_id, rows in changed.items() if trace_id not in stored}
         self.summarize(incoming, stored, new, forced=changed)
-        senders.end_open_runs(self._db, incoming)
+        # deleted since the first look, but before the rows were inserted
+        gone, running = deletion.find_deleted_and_present(self._db, incoming, "open_runs")
+        senders.end_open_runs(self._db, running)
         arrived = {
             trace_id: [row for span_id, row in rows.items() if (trace_id, span_id) not in before]
             for trace_id, rows in changed.items()
         }
         senders.count_spans(self._db, [row for rows in arrived.values() for row in rows])
-        if gone := deletion.find_deleted(self._db, incoming):  # deleted since the first look
+        if gone:
             deletion.remove_rows(self._db, gone)
 
     def read_stored(self, trace_ids: Iterable[str]) -> dict[str, StoredTrace]:
         """Return the stored summaries of traces."""
         sql = "SELECT DISTINCT trace_id FROM traces WHERE trace_id IN {ids:Array(String)}"
-        known = [row[0] for row in self._db.query(sql, {"ids": list(trace_ids)})]
-        if not known:  # most traces are new, and one column takes half the time
-            return {}
+        # most traces are new, and one column takes half the time
+        return self._read_summaries(row[0] for row in self._db.query(sql, {"ids": list(trace_ids)}))
+
+    def _read_summaries(self, trace_ids: Iterable[str]) -> dict[str, StoredTrace]:
+        ids = {"ids": list(trace_ids)}
         columns = "trace_id, number, change, start_ns, span_count, checksum"
         sql = f"SELECT {columns} FROM traces FINAL WHERE trace_id IN {{ids:Array(String)}}"
-        return {row[0]: StoredTrace(*row[1:]) for row in self._db.query(sql, {"ids": known})}
+        return {row[0]: StoredTrace(*row[1:]) for row in self._db.query(sql, ids)} if ids["ids"] else {}
 
     def _read_versions(
         self, incoming: Mapping[str, Mapping[str, SpanRow]], stored: Iterable[str]
