@@ -12,16 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 from spanwise.collector.records import JSON, Amendment, Feedback, Target
 from spanwise.collector.stores import trace_assembly
-from spanwise.collector.stores.clickhouse import deletion
+from spanwise.collector.stores.clickhouse import deletion, span_rows
 from spanwise.collector.stores.clickhouse.connection import Database
-from spanwise.collector.stores.clickhouse.span_rows import (
-    MAX_AMENDMENTS,
-    RUN_COLUMNS,
-    SpanRow,
-    decode_amendments,
-    decode_run,
-    encode_amended_row,
-)
+from spanwise.collector.stores.clickhouse.span_rows import SpanRow
 from spanwise.collector.stores.run_codec import Fact, extract_fact
 from spanwise.collector.stores.side_records import (
     ANY_PROJECT,
@@ -118,11 +111,11 @@ def _find_by_response(db: Database, response_ids: Sequence[str], project: str = 
     if not response_ids:
         return []
     sql = (
-        f"SELECT {RUN_COLUMNS} FROM spans FINAL WHERE response_id IN {{ids:Array(String)}} AND {{project:String}} IN ('', project)"
+        f"SELECT {span_rows.RUN_COLUMNS} FROM spans FINAL WHERE response_id IN {{ids:Array(String)}} AND {{project:String}} IN ('', project)"
         " ORDER BY start_ns DESC LIMIT {most:UInt32} BY response_id"
     )
     rows = db.query(sql, {"ids": list(response_ids), "project": project, "most": MAX_CANDIDATES})
-    return [(run.trace_id, extract_fact(run)) for run in map(decode_run, rows)]
+    return [(run.trace_id, extract_fact(run)) for run in map(span_rows.decode_run, rows)]
 
 
 def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], stored: Mapping[str, Any]) -> None:
@@ -152,14 +145,14 @@ def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], sto
         if not found:
             continue
         [[*row, version]] = found
-        project = extract_fact(decode_run(row)).project
+        project = extract_fact(span_rows.decode_run(row)).project
         allowed = sorted((one for one in waiting if one.project in (ANY_PROJECT, project)), key=lambda one: one.number)
         target = Target(trace_id=trace_id, span_id=span_id)
         for amendment in allowed:
             if amendment in new:
                 done += new[amendment]
                 feedback += trace_assembly.make_feedback(target, loads(amendment.fields).get(FEEDBACK_FIELD, {}))
-        count = max(version & MAX_AMENDMENTS, len(allowed)) + 1
+        count = max(version & span_rows.MAX_AMENDMENTS, len(allowed)) + 1
         if amended := _amend_row(row, [loads(amendment.fields) for amendment in allowed], count):
             changed.setdefault(trace_id, {})[span_id] = amended
     writer.insert(changed, stored)
@@ -169,14 +162,14 @@ def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], sto
 
 def _amend_row(row: Sequence[Any], all_fields: Sequence[dict[str, JSON]], count: int) -> SpanRow | None:
     """Return the stored run with its amendments; None if it has them already. Raise `Refused` if it becomes too large."""
-    earlier = decode_amendments(row)
+    earlier = span_rows.decode_amendments(row)
     before = earlier[1] if earlier else {}
     fields = [{name: value for name, value in one.items() if name != FEEDBACK_FIELD} for one in all_fields]
     merged = trace_assembly.merge_fields(before, *fields)
     if merged == before:
         return None
-    run = decode_run(row)
+    run = span_rows.decode_run(row)
     sent = earlier[0] if earlier else extract_fact(run).size
-    amended = encode_amended_row(trace_assembly.apply_amendment(run, merged, before), merged, sent, count)
+    amended = span_rows.encode_amended_row(trace_assembly.apply_amendment(run, merged, before), merged, sent, count)
     check_amended_size(f"amended span {run.span_id!r}", len(amended.payload), MAX_AMENDED_BYTES)
     return amended

@@ -16,12 +16,7 @@ from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
 from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters
 from spanwise.collector.stores.clickhouse.filter_values import ValueReader
 from spanwise.collector.stores.clickhouse.record_lists import find_traces
-from spanwise.collector.stores.queries.change_pages import (
-    MAX_HEADS,
-    parse_change_number,
-    refuse_change,
-    validate_filters,
-)
+from spanwise.collector.stores.queries import change_pages
 from spanwise.collector.stores.queries.trace_reader import missing_trace
 
 # The last change of each trace that meets a condition on `number`. Rows that were replaced are included: a trace whose
@@ -54,8 +49,8 @@ def read_changes(db: Database, after: str | None, limit: int, filters: Sequence[
 
     Raise `Refused` for an invalid cursor or invalid filters.
     """
-    wanted = validate_filters(filters)
-    position, horizon, limit = parse_change(db, after), db.horizon(), min(limit, MAX_HEADS)
+    wanted = change_pages.validate_filters(filters)
+    position, horizon, limit = parse_change(db, after), db.horizon(), min(limit, change_pages.MAX_HEADS)
     heads, end = list[TraceHead](), position if limit > 0 else horizon
     while not heads and end < horizon:
         end = _find_end(db, position, horizon, limit)
@@ -92,9 +87,11 @@ def read_period(
 
     Their cursors are positions in this list. Raise `Refused` for an invalid cursor or invalid filters.
     """
-    wanted, now_ns = validate_filters(filters), db.now()
+    wanted, now_ns = change_pages.validate_filters(filters), db.now()
     wanted_traces = Filter(project=project, since_ns=since_ns, until_ns=until_ns)
-    rows, _ = find_traces(db, wanted_traces, "t.trace_id, t.start_ns", max(0, min(limit, MAX_HEADS)), after)
+    rows, _ = find_traces(
+        db, wanted_traces, "t.trace_id, t.start_ns", max(0, min(limit, change_pages.MAX_HEADS)), after
+    )
     ids = [row[0] for row in rows]
     found = {head.trace_id: head for head in _read_heads(db, _read_last_changes(db, ids, now_ns), wanted, now_ns)}
     heads = tuple(replace(found[id], cursor=f"{found[id].start_ns}.{id}") for id in ids if id in found)
@@ -104,7 +101,7 @@ def read_period(
 def read_head(db: Database, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
     """Return the head of one trace. Raise `NotFound` if the store has no runs of it."""
     now_ns = db.now()
-    heads = _read_heads(db, _read_last_changes(db, [trace_id], now_ns), validate_filters(filters), now_ns)
+    heads = _read_heads(db, _read_last_changes(db, [trace_id], now_ns), change_pages.validate_filters(filters), now_ns)
     if not heads:
         raise missing_trace(trace_id)
     return heads[0]
@@ -183,7 +180,7 @@ def parse_change(db: Database, cursor: str | None) -> int:
     """Return the position of a cursor. Raise `Refused` for a cursor that this store did not issue."""
     if cursor is None:
         return 0
-    number = parse_change_number(cursor)
+    number = change_pages.parse_change_number(cursor)
     if number < 0 or 0 < number < db.created_ns or (number > db.floor() and number > db.now()):
-        raise refuse_change(cursor)
+        raise change_pages.refuse_change(cursor)
     return number

@@ -23,14 +23,8 @@ from spanwise.collector.stores.clickhouse.feedback_rows import (
     encode_feedback,
     make_feedback_columns,
 )
-from spanwise.collector.stores.queries.feedback_records import (
-    FeedbackRow,
-    change_stored,
-    make_outlet,
-    plan_replacement,
-    split_sets,
-    take_outgoing,
-)
+from spanwise.collector.stores.queries import feedback_records
+from spanwise.collector.stores.queries.feedback_records import FeedbackRow
 from spanwise.collector.stores.store_interfaces import OutgoingFeedback
 
 _SELECT = f"SELECT {FEEDBACK_COLUMNS} FROM feedback FINAL"
@@ -73,7 +67,10 @@ class FeedbackWriter:
             self._db.insert("feedback", columns, secrets.token_hex(8))
 
     def _delete_judgements(
-        self, ids: Collection[str | None], rows: Iterable[FeedbackRow], kept: Collection[str | None] = ()
+        self,
+        ids: Collection[str | None],
+        rows: Iterable[FeedbackRow],
+        kept: Collection[str | None] = (),
     ) -> None:
         """Delete evaluators' traces to which no feedback on the traces of these rows links any more."""
         judged = {id for id in ids if id is not None and id not in kept}
@@ -100,7 +97,7 @@ class FeedbackWriter:
     def change_feedback(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
         """Overwrite fields of feedback by id. Raise `NotFound` for an unknown id; then nothing is changed."""
         stored = {row[0]: decode_feedback(row) for row in self._select_ids(changes)}
-        made = change_stored(stored, changes)
+        made = feedback_records.change_stored(stored, changes)
         self.write(made)
         return made
 
@@ -113,7 +110,7 @@ class FeedbackWriter:
 
     def replace_rule_feedback(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
         """Replace the feedback of earlier leases. Return for each entry whether it was stored (see `stores.backends`)."""
-        return [is_accepted for group in split_sets(verdicts) for is_accepted in self._replace(group)]
+        return [is_accepted for group in feedback_records.split_sets(verdicts) for is_accepted in self._replace(group)]
 
     def _replace(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
         traces = [new.target.trace_id for new in verdicts if new.target.trace_id is not None]
@@ -121,7 +118,7 @@ class FeedbackWriter:
         present = {None} | self._db.find(sql, traces)
         targets = [encode_feedback(Feedback(target=new.target, key="-", score=0.0)) for new in verdicts]
         stored = {row.id: row for row in self._read_of_rules(targets)}
-        plan = plan_replacement(verdicts, map(_get_rule_fields, stored.values()), present)
+        plan = feedback_records.plan_replacement(verdicts, map(_get_rule_fields, stored.values()), present)
         self.write(plan.written)
         replaced = [stored[id]._replace(claim=claim) for id, claim in plan.replaced.items()]
         self._insert([], replaced)
@@ -184,7 +181,7 @@ def read_outlets(db: Database) -> list[tuple[Any, ...]]:
 
 def list_outlets(db: Database) -> list[Outlet]:
     """Return all present and former outlets, by name."""
-    return [make_outlet(row, count_feedback_after(db, row[2])) for row in read_outlets(db)]
+    return [feedback_records.make_outlet(row, count_feedback_after(db, row[2])) for row in read_outlets(db)]
 
 
 def open_outlet(db: Database, name: str, url: str) -> Outlet:
@@ -222,7 +219,7 @@ def read_feedback_after(db: Database, cursor: int, limit: int) -> list[OutgoingF
         feedback, (number, project, environment) = decode_feedback(row), row[-3:]
         return OutgoingFeedback(number, feedback, project or feedback.target.project, environment)
 
-    return take_outgoing(rows, decode)
+    return feedback_records.take_outgoing(rows, decode)
 
 
 def count_feedback_after(db: Database, cursor: int) -> int:

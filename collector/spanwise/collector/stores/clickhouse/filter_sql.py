@@ -21,6 +21,7 @@ from spanwise.collector.stores.queries.filter_columns import (
     STATUSES,
     check_operator,
     get_compared_value,
+    list_conditions,
 )
 from spanwise.collector.stores.trace_summary import MAX_LISTED
 
@@ -59,18 +60,9 @@ def compile_filter(filter: Filter, parameters: QueryParameters, *, judgements: b
     conditions = ["t.span_count > 0"]
     if filter.leaves_out_judgements and not judgements:
         conditions.append(VISIBLE_SQL)
-    for name in Filter.__slots__:
-        value = getattr(filter, name)
-        if value == getattr(_EMPTY_FILTER, name):
-            continue
-        if name == "prompt_version":
-            conditions += _prompt_version(value, filter.prompt, parameters)
-        else:
-            conditions += COMPILERS[name](value, parameters)
+    for name, value in list_conditions(filter):
+        conditions += COMPILERS[name](value, parameters)
     return " AND ".join(conditions)
-
-
-_EMPTY_FILTER = Filter()
 
 
 def _equals(column: str) -> Compiler:
@@ -95,8 +87,9 @@ def _has_or_in_spans(column: str, of_spans: str) -> Compiler:
     return compile_value
 
 
-def _prompt_version(version: str, prompt: str | None, parameters: QueryParameters) -> Conditions:
+def _prompt_version(wanted: tuple[str, str | None], parameters: QueryParameters) -> Conditions:
     """Compile a condition that a run used a version of a prompt, or of any prompt if `prompt` is None."""
+    version, prompt = wanted
     text = parameters.text(version)
     if prompt is not None:
         return [f"has(t.prompts[{parameters.text(prompt)}], {text})"]
@@ -216,6 +209,7 @@ COMPILERS: Mapping[str, Compiler] = {
     "error": _error,
     "model": _has_or_in_spans("mapKeys(t.models)", "model"),
     "prompt": lambda value, parameters: [f"mapContains(t.prompts, {parameters.text(value)})"],
+    "prompt_version": _prompt_version,
     "agent": _has("agents"),
     "finish_reason": _has("finish_reasons"),
     "version": _equals("service_version"),

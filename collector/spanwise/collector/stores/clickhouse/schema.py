@@ -331,20 +331,8 @@ _FACTS = Table(
     ],
 )
 
-TABLES: Sequence[Table] = (
-    _SPANS,
-    _TRACES,
-    _FEEDBACK,
-    _AMENDMENTS,
-    _OPEN_RUNS,
-    _PROCESSES,
-    _TOMBSTONES,
-    _PENDING,
-    _DESTINATIONS,
-    _OUTLETS,
-    _RETENTION,
-    _FACTS,
-)
+_OF_TRACES = (_SPANS, _TRACES, _FEEDBACK, _AMENDMENTS, _OPEN_RUNS, _TOMBSTONES, _PENDING)
+TABLES: Sequence[Table] = (*_OF_TRACES, _PROCESSES, _DESTINATIONS, _OUTLETS, _RETENTION, _FACTS)
 
 # An acknowledged insert is on disk. The window lets a deduplication token work on tables that are not replicated
 _DURABLE = "fsync_after_insert = 1, fsync_part_directory = 1, non_replicated_deduplication_window = 1000"

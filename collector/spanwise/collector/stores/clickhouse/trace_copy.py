@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from spanwise.collector.records import JSON, Feedback, Target, normalize_feedback
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.backends import ExportedRun, NumberedFeedback, SideRecord, TracePosition
-from spanwise.collector.stores.clickhouse import schema
+from spanwise.collector.stores.clickhouse import schema, span_rows
 from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters, get_day
 from spanwise.collector.stores.clickhouse.feedback_rows import (
     FEEDBACK_COLUMNS,
@@ -19,17 +19,7 @@ from spanwise.collector.stores.clickhouse.feedback_rows import (
 )
 from spanwise.collector.stores.clickhouse.feedback_writer import read_outlets
 from spanwise.collector.stores.clickhouse.senders import PROCESS_COLUMNS
-from spanwise.collector.stores.clickhouse.span_rows import (
-    RUN_COLUMNS,
-    SpanRow,
-    decode_amendments,
-    decode_run,
-    encode_amended_row,
-    encode_runs,
-    make_span_columns,
-    make_summary_columns,
-    summarize_facts,
-)
+from spanwise.collector.stores.clickhouse.span_rows import SpanRow
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
 from spanwise.collector.stores.side_records import OPEN_RUN_COLUMNS, SIDE_RECORD_FIELDS, make_side_record
 from spanwise.collector.stores.table_rows import dumps, loads
@@ -88,13 +78,13 @@ class ClickHouseTraceCopy:
             yield self._read_traces(several)
 
     def _read_traces(self, trace_ids: Sequence[str]) -> list[ExportedRun]:
-        sql = f"SELECT {RUN_COLUMNS} FROM spans FINAL WHERE trace_id IN {{ids:Array(String)}}"
+        sql = f"SELECT {span_rows.RUN_COLUMNS} FROM spans FINAL WHERE trace_id IN {{ids:Array(String)}}"
         rows = self._db.query(f"{sql} ORDER BY trace_id, start_ns, span_id", {"ids": list(trace_ids)})
         return list(map(_export_run, rows))
 
     def _read_large_trace(self, trace_id: str) -> Iterator[list[ExportedRun]]:
         sql = (
-            f"SELECT {RUN_COLUMNS} FROM spans FINAL WHERE trace_id = {{id:String}} AND span_id > {{after:String}}"
+            f"SELECT {span_rows.RUN_COLUMNS} FROM spans FINAL WHERE trace_id = {{id:String}} AND span_id > {{after:String}}"
             f" ORDER BY span_id LIMIT {RUNS_PER_BATCH}"
         )
         after = ""
@@ -157,25 +147,27 @@ class ClickHouseTraceCopy:
         for batch in runs:
             ids = [exported.run.trace_id for exported in batch]
             rows = [
-                encode_runs([exported.run]).rows[0]
+                span_rows.encode_runs([exported.run]).rows[0]
                 if exported.sent is None
-                else encode_amended_row(exported.run, exported.amended, exported.sent, 1)
+                else span_rows.encode_amended_row(exported.run, exported.amended, exported.sent, 1)
                 for exported in batch
             ]
             days = [get_day(known[trace_id].start_ns) for trace_id in ids]
             keep = [self._spans.find_keep_days(row.fact.project) for row in rows]
-            self._db.insert_by_month("spans", make_span_columns(ids, rows, days, keep), secrets.token_hex(8))
+            self._db.insert_by_month("spans", span_rows.make_span_columns(ids, rows, days, keep), secrets.token_hex(8))
             for trace_id, row in zip(ids, rows, strict=True):
                 # only what a summary needs
                 spans.setdefault(trace_id, {})[row.fact.span_id] = row._replace(payload=b"", words="", resource="")
         if not spans:
             return
         summaries = {
-            trace_id: summarize_facts((row.fact, row.version, row.service_version) for row in of_trace.values())
+            trace_id: span_rows.summarize_facts(
+                (row.fact, row.version, row.service_version) for row in of_trace.values()
+            )
             for trace_id, of_trace in spans.items()
         }
         numbers = {trace_id: known[trace_id].number for trace_id in spans}
-        columns = make_summary_columns(summaries, numbers, self._db.now(), 0, self._spans.find_keep_days)
+        columns = span_rows.make_summary_columns(summaries, numbers, self._db.now(), 0, self._spans.find_keep_days)
         changes = [known[trace_id].runs_change or known[trace_id].number for trace_id in spans]
         self._db.insert_by_month("traces", {**columns, "change": changes}, secrets.token_hex(8))
 
@@ -222,8 +214,8 @@ class ClickHouseTraceCopy:
 
 
 def _export_run(row: Sequence[Any]) -> ExportedRun:
-    sent, amended = decode_amendments(row) or (None, {})
-    return ExportedRun(decode_run(row), amended, sent)
+    sent, amended = span_rows.decode_amendments(row) or (None, {})
+    return ExportedRun(span_rows.decode_run(row), amended, sent)
 
 
 class _ImportedTable(NamedTuple):

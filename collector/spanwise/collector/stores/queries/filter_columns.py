@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.filters import OPERATORS, YES_AND_NO
+from spanwise.collector.filters import OPERATORS, YES_AND_NO, Filter
+
+_EMPTY_FILTER = Filter()
+
+
+def list_conditions(filter: Filter) -> list[tuple[str, Any]]:
+    """Return name and value of the conditions of a filter. That of a prompt's version is the version and the prompt."""
+    values = ((name, getattr(filter, name)) for name in Filter.__slots__)
+    return [
+        (name, (value, filter.prompt) if name == "prompt_version" else value)
+        for name, value in values
+        if value != getattr(_EMPTY_FILTER, name)
+    ]
+
 
 # Column that must equal the value of a condition
 EQUAL_COLUMNS: Mapping[str, str] = {

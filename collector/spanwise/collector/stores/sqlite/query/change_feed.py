@@ -10,13 +10,7 @@ from typing import Any, cast
 from spanwise.collector.filter_evaluation import KeyFeedback, TraceValues
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
-from spanwise.collector.stores.queries import filter_reader
-from spanwise.collector.stores.queries.change_pages import (
-    MAX_HEADS,
-    parse_change_number,
-    refuse_change,
-    validate_filters,
-)
+from spanwise.collector.stores.queries import change_pages, filter_reader
 from spanwise.collector.stores.queries.filter_reader import LISTS, Results
 from spanwise.collector.stores.queries.trace_reader import missing_trace
 from spanwise.collector.stores.sqlite.database.connections import Reader
@@ -185,7 +179,7 @@ def read_changes(reader: Reader, after: str | None, limit: int, filters: Sequenc
     """
     now_ns, begin = _read_clock(reader), parse_change(reader, after)
     heads = _read_heads(
-        reader, filters, f"{_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, max(0, min(limit, MAX_HEADS)))
+        reader, filters, f"{_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, max(0, min(limit, change_pages.MAX_HEADS)))
     )
     return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else str(begin), now_ns=now_ns)
 
@@ -205,7 +199,7 @@ def read_period(
     """
     now_ns = _read_clock(reader)
     start_ns, number = (until_ns, 0) if after is None else parse_cursor(after)
-    values = (project, since_ns, start_ns, start_ns, number, max(0, min(limit, MAX_HEADS)))
+    values = (project, since_ns, start_ns, start_ns, number, max(0, min(limit, change_pages.MAX_HEADS)))
     found = _read_heads(reader, filters, _FROM_PERIOD, values)
     heads = tuple(replace(head, cursor=f"{head.start_ns}.{head.number}") for head in found)
     return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else f"{start_ns}.{number}", now_ns=now_ns)
@@ -234,7 +228,7 @@ def explain_filter(reader: Reader, trace_id: str, filter: Filter) -> list[Condit
 
 def _read_heads(reader: Reader, filters: Sequence[Filter], source: str, values: Sequence[Any]) -> tuple[TraceHead, ...]:
     """Return the heads of the selected traces. Raise `Refused` for too many or invalid filters."""
-    filter_reader = FilterReader(reader, validate_filters(filters), _HEAD_COLUMNS)
+    filter_reader = FilterReader(reader, change_pages.validate_filters(filters), _HEAD_COLUMNS)
     return tuple([_make_head(row, results) for row, results in filter_reader.read(source, values)])
 
 
@@ -282,9 +276,9 @@ def parse_change(reader: Reader, cursor: str | None) -> int:
     """Return the change number of a cursor. Raise `Refused` for a cursor that this store did not issue."""
     if cursor is None:
         return 0
-    number = parse_change_number(cursor)
+    number = change_pages.parse_change_number(cursor)
     if not 0 <= number <= read_latest_change(reader):
-        raise refuse_change(cursor)
+        raise change_pages.refuse_change(cursor)
     return number
 
 

@@ -22,6 +22,7 @@ from spanwise.collector.stores.queries.filter_columns import (
     STATUSES,
     check_operator,
     get_compared_value,
+    list_conditions,
 )
 from spanwise.collector.stores.search_terms import check_terms, compile_terms
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS
@@ -44,7 +45,6 @@ class SQLCondition(NamedTuple):
     ids_values: tuple[Any, ...] = ()
 
 
-_EMPTY_FILTER = Filter()
 # Selects the same rows as `span_count > 0`, but the column is in every index that a query may walk. The `+` keeps
 # SQLite from choosing an index because of this condition
 HAS_SPANS = SQLCondition("+t.start_ns IS NOT NULL")
@@ -52,12 +52,8 @@ HAS_SPANS = SQLCondition("+t.start_ns IS NOT NULL")
 
 def compile_filter(filter: Filter) -> list[SQLCondition]:
     """Return the conditions that a trace must meet. Traces of which only feedback has arrived never pass."""
-    conditions = [HAS_SPANS]
-    for name in Filter.__slots__:
-        value = getattr(filter, name)
-        if value != getattr(_EMPTY_FILTER, name):
-            conditions += _prompt_version(value, filter.prompt) if name == "prompt_version" else COMPILERS[name](value)
-    return conditions
+    compiled = (COMPILERS[name](value) for name, value in list_conditions(filter))
+    return [HAS_SPANS, *(condition for conditions in compiled for condition in conditions)]
 
 
 # Excludes evaluators' own traces (see `Filter`). The schema's partial indexes contain these two texts literally; any
@@ -107,8 +103,9 @@ def _list_element(column: str, of_spans: str, part: str = "value") -> Callable[[
     return compile_value
 
 
-def _prompt_version(version: str, prompt: str | None) -> list[SQLCondition]:
+def _prompt_version(wanted: tuple[str, str | None]) -> list[SQLCondition]:
     """Compile a condition that a run used a version of a prompt, or of any prompt if `prompt` is None."""
+    version, prompt = wanted
     sql = "SELECT 1 FROM json_each(t.prompts) p CROSS JOIN json_each(p.value) v WHERE v.value = ?"
     values: tuple[Any, ...] = (dumps(version), version)
     if prompt is not None:
@@ -271,6 +268,7 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "error": _error,
     "model": _list_element("models", "model", "key"),
     "prompt": _element("prompts", "key"),
+    "prompt_version": _prompt_version,
     "agent": _element("agents"),
     "finish_reason": _element("finish_reasons"),
     "version": lambda value: [SQLCondition(f"{VERSION_SQL} = ?", (value,))],

@@ -22,17 +22,7 @@ from spanwise.collector.records import JSON, Feedback, Outlet, Target
 from spanwise.collector.statistics import is_anonymous
 from spanwise.collector.stores.backends import RuleFeedback, TargetFeedback, compare_claims
 from spanwise.collector.stores.queries import feedback_records
-from spanwise.collector.stores.queries.feedback_records import (
-    OUTLET_COLUMNS,
-    FeedbackRow,
-    change_stored,
-    decode_feedback,
-    decode_target,
-    make_outlet,
-    plan_replacement,
-    split_sets,
-    take_outgoing,
-)
+from spanwise.collector.stores.queries.feedback_records import FeedbackRow
 from spanwise.collector.stores.sqlite.database import score_sum_schema
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.schema import INDEX_FEEDBACK_ORDER
@@ -315,7 +305,7 @@ def change_feedback(
     stored = {
         row[0]: feedback_from_row(row) for row in select_many(db, SELECT_FEEDBACK + " WHERE f.id IN (%s)", changes)
     }
-    made = change_stored(stored, changes)
+    made = feedback_records.change_stored(stored, changes)
     write_feedback(appender, encode_feedback(made))
     return made
 
@@ -341,7 +331,7 @@ def _remove_rows(db: sqlite3.Connection, ids: Sequence[str]) -> list[Any]:
 
 def feedback_from_row(row: Sequence[Any]) -> Feedback:
     """Decode a row of `SELECT_FEEDBACK`."""
-    return decode_feedback((row[0], *row[2:]))
+    return feedback_records.decode_feedback((row[0], *row[2:]))
 
 
 def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Feedback]]:
@@ -353,13 +343,15 @@ def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Fee
         values = row[0], *row[2:]
         target = targets.get(values[1:7])
         if target is None:
-            target = targets[values[1:7]] = decode_target(values)
-        yield row[1], decode_feedback(values, target)
+            target = targets[values[1:7]] = feedback_records.decode_target(values)
+        yield row[1], feedback_records.decode_feedback(values, target)
 
 
 def put_rule_feedback(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetFeedback]) -> list[bool]:
     """Write sets of a rule's feedback in order; return for each set whether it was accepted (see `stores.backends`)."""
-    return [is_accepted for group in split_sets(sets) for is_accepted in _put_sets(db, appender, group)]
+    return [
+        is_accepted for group in feedback_records.split_sets(sets) for is_accepted in _put_sets(db, appender, group)
+    ]
 
 
 def _put_sets(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetFeedback]) -> list[bool]:
@@ -370,7 +362,7 @@ def _put_sets(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetF
         *read_rule_feedback(db, "trace", set(keys.values()) - {None}),
         *read_rule_feedback(db, "session_id", {new.target.session_id for new in sets} - {None}),
     )
-    plan = plan_replacement(sets, stored, keys)
+    plan = feedback_records.plan_replacement(sets, stored, keys)
     for new in plan.refused:  # no feedback links to the judgements of a refused set
         judged = {feedback.judge_trace_id for feedback in new.feedback if feedback.judge_trace_id is not None}
         remove_unlinked_judgements(appender, judged, {keys.get(new.target.trace_id)})
@@ -389,14 +381,14 @@ _SELECT_AFTER = (
     SELECT_FEEDBACK.replace(" FROM", ", coalesce(t.project, f.project), t.environment FROM")
     + " LEFT JOIN traces t ON t.id = f.trace WHERE f.said > ? ORDER BY f.said LIMIT ?"
 )
-_FIELDS = ", ".join(OUTLET_COLUMNS)
+_FIELDS = ", ".join(feedback_records.OUTLET_COLUMNS)
 _COUNT_WAITING = "(SELECT count(*) FROM feedback f WHERE f.said > o.cursor)"
 
 
 def list_outlets(reader: Reader) -> list[Outlet]:
     """Return all present and former outlets, by name."""
     rows = reader.db.execute(f"SELECT {_FIELDS}, {_COUNT_WAITING} FROM outlets o ORDER BY name").fetchall()
-    return [make_outlet(row[:-1], row[-1]) for row in rows]
+    return [feedback_records.make_outlet(row[:-1], row[-1]) for row in rows]
 
 
 def open_outlet(db: sqlite3.Connection, clock: StoreClock, name: str, url: str) -> Outlet:
@@ -407,7 +399,7 @@ def open_outlet(db: sqlite3.Connection, clock: StoreClock, name: str, url: str) 
     db.execute("DELETE FROM outlets WHERE name = ? AND url <> ?", (name, url))
     db.execute("INSERT OR IGNORE INTO outlets VALUES (?, ?, ?, 0, 0, NULL, ?)", (name, url, last, now))
     row = db.execute(f"SELECT {_FIELDS}, {_COUNT_WAITING} FROM outlets o WHERE name = ?", (name,)).fetchone()
-    return make_outlet(row[:-1], row[-1])
+    return feedback_records.make_outlet(row[:-1], row[-1])
 
 
 def move_outlet(
@@ -424,7 +416,7 @@ def move_outlet(
 def read_feedback_after(reader: Reader, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
     """Return feedback written after a cursor, in order: at most `limit` rows and about `MAX_READ_CHARACTERS`."""
     rows = reader.db.execute(_SELECT_AFTER, (cursor, limit))
-    return take_outgoing(
+    return feedback_records.take_outgoing(
         rows, lambda row: OutgoingFeedback(row[NUMBER_PLACE], feedback_from_row(row), row[-2], row[-1])
     )
 
