@@ -232,15 +232,6 @@ def _make_process(instance: str, stored: int, seen_ns: int, *fields: Any) -> Seq
     return instance, stored, seen_ns, (progress, seen_ns, dumps(sender)), (progress, reported_ns or 0, report or "")
 
 
-def _make_tombstone(trace_id: str, until_ns: int) -> Sequence[Any]:
-    return trace_id, max(0, until_ns - TOMBSTONE_NS) // 10**9, "copied"
-
-
-def _make_outlet(*fields: Any) -> Sequence[Any]:
-    *values, error, updated_ns = fields
-    return *values, updated_ns, (updated_ns, error)
-
-
 _IMPORTED = {
     "open_run": _ImportedTable("open_runs", (*OPEN_RUN_COLUMNS, "number"), lambda *fields: fields),
     "process": _ImportedTable("processes", PROCESS_COLUMNS, _make_process),
@@ -249,8 +240,14 @@ _IMPORTED = {
         ("trace_id", "span_id", "project", "fields", "number", "id"),
         lambda *fields: (*fields[:4], fields[5], "copied"),
     ),
-    "tombstone": _ImportedTable("tombstones", ("trace_id", "deleted", "batch"), _make_tombstone),
+    "tombstone": _ImportedTable(
+        "tombstones",
+        ("trace_id", "deleted", "batch"),
+        lambda trace_id, until_ns: (trace_id, max(0, until_ns - TOMBSTONE_NS) // 10**9, "copied"),
+    ),
     "outlet": _ImportedTable(
-        "outlets", ("name", "url", "cursor", "sent", "dropped", "opened_ns", "status"), _make_outlet
+        "outlets",
+        ("name", "url", "cursor", "sent", "dropped", "opened_ns", "status"),
+        lambda *fields: (*fields[:5], fields[6], (fields[6], fields[5])),
     ),
 }
