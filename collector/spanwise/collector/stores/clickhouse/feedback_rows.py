@@ -10,9 +10,10 @@ from spanwise.collector.stores.queries import feedback_records
 from spanwise.collector.stores.queries.feedback_records import FeedbackRow
 
 FEEDBACK_COLUMNS = ", ".join(FeedbackRow._fields)
-# Columns that are empty where the feedback has None: those of the key, and those that are not nullable
-_EMPTY_AS_NONE = ("trace_id", "session_id", "experiment_id", "rule", "metadata")
-_EMPTY_AS_NONE_PLACES = tuple(map(FeedbackRow._fields.index, _EMPTY_AS_NONE))
+# Positions of columns that are empty where the feedback has None: those of the key, and those that are not nullable
+_EMPTY_AS_NONE_PLACES = tuple(
+    map(FeedbackRow._fields.index, ("trace_id", "session_id", "experiment_id", "rule", "metadata"))
+)
 # Columns that remain in the marker of a deletion: the key, and what tells whether the deletion is a change in the feed
 _KEPT = ("id", "trace_id", "session_id", "experiment_id", "key", "outcome", "source", "rule", "claim")
 
@@ -20,8 +21,9 @@ _KEPT = ("id", "trace_id", "session_id", "experiment_id", "key", "outcome", "sou
 def encode_feedback(feedback: Feedback) -> FeedbackRow:
     """Return the row of feedback."""
     row = feedback_records.encode_feedback(feedback)
-    empty: dict[str, Any] = {name: "" for name in _EMPTY_AS_NONE if getattr(row, name) is None}
-    return row._replace(**empty)
+    for place in _EMPTY_AS_NONE_PLACES:
+        row[place] = row[place] or ""
+    return FeedbackRow._make(row)
 
 
 def make_feedback_columns(
@@ -52,4 +54,5 @@ def decode_feedback(row: Sequence[Any]) -> Feedback:
     values = list(row)
     for place in _EMPTY_AS_NONE_PLACES:
         values[place] = values[place] or None
-    return feedback_records.decode_feedback(values)
+    target = feedback_records.decode_target(values[1:7])
+    return feedback_records.decode_feedback(values[0], target, values[7 : len(FeedbackRow._fields)])

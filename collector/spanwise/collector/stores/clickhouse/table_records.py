@@ -32,6 +32,9 @@ class TableRecords(TableReader[Connection]):
         where = "t.experiment_id IS NOT NULL" if table == "experiment_results" else "1"
         return select_traces(reader, filter, _COLUMNS[table], limit, cursor, where=where)
 
+    def load_lists(self, models: Any, tags: Any) -> tuple[Sequence[str], Sequence[str]]:
+        return models, tags
+
     def find_trace(self, reader: Connection, cursor: str) -> Sequence[Any] | None:
         sql = f"SELECT {_COLUMNS['runs']} FROM {TRACES} WHERE t.trace_id = {{id:String}} AND t.span_count > 0"
         return next(iter(reader.query(sql, QueryParameters.of(id=parse_text_cursor(cursor)[1]))), None)

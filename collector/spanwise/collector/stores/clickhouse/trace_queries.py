@@ -75,7 +75,7 @@ def select_spans(db: Connection, columns: str, places: Collection[Place]) -> Ite
 class TraceQueries(TraceReader[Connection]):
     """Reader of traces. The keys are trace ids and span ids."""
 
-    span_id_column = 1
+    span_id_column, payload_column = 1, -2
     prefetched_bytes = 64 * 1024
 
     def select_summaries(

@@ -52,8 +52,8 @@ class FeedbackRow(NamedTuple):
     created_ns: int
 
 
-def encode_feedback(feedback: Feedback) -> FeedbackRow:
-    """Return the row of feedback. Texts and numbers that a database cannot store are repaired."""
+def encode_feedback(feedback: Feedback) -> list[Any]:
+    """Return the columns of `FeedbackRow`. Texts and numbers that a database cannot store are repaired."""
     target = feedback.target
     row = (
         feedback.id,
@@ -80,23 +80,37 @@ def encode_feedback(feedback: Feedback) -> FeedbackRow:
         dumps(feedback.metadata) if feedback.metadata else None,
         feedback.created_ns,
     )
-    return FeedbackRow._make(
-        [clean(value) if isinstance(value, str) and not value.isascii() else value for value in row]
+    return [clean(value) if isinstance(value, str) and not value.isascii() else value for value in row]
+
+
+def decode_feedback(id: str, target: Target, content: Sequence[Any]) -> Feedback:
+    """Return the feedback of a row. `content` has the columns of `FeedbackRow` after the target."""
+    key, score, is_bool, label, comment, outcome, error, source, author, *others, metadata, created_ns = content
+    evaluator, version, rule, claim, judge_trace_id = others
+    return restore_feedback(
+        target,
+        id,
+        key,
+        bool(score) if is_bool and score is not None else score,
+        label,
+        comment,
+        outcome,
+        error,
+        source,
+        author,
+        evaluator,
+        version,
+        rule,
+        claim,
+        judge_trace_id,
+        loads(metadata) if metadata else {},
+        created_ns,
     )
 
 
-def decode_feedback(row: Sequence[Any], target: Target | None = None) -> Feedback:
-    """Return the feedback of a row that begins with the columns of `FeedbackRow`. `target` is that of the row, if it is
-    decoded already.
-    """
-    score: Any = bool(row[8]) if row[9] and row[8] is not None else row[8]
-    others: Sequence[Any] = (*row[10:21], loads(row[21]) if row[21] else {}, row[22])
-    return restore_feedback(target or decode_target(row), row[0], row[7], score, *others)
-
-
-def decode_target(row: Sequence[Any]) -> Target:
-    """Return the target of a row."""
-    trace_id, span_id, document, session_id, experiment_id, project = row[1:7]
+def decode_target(columns: Sequence[Any]) -> Target:
+    """Return the target of the columns of `FeedbackRow` from the trace to the project."""
+    trace_id, span_id, document, session_id, experiment_id, project = columns
     return Target(
         trace_id=trace_id,
         span_id=span_id,

@@ -65,11 +65,14 @@ class TableReader(ABC, Generic[R]):
     ) -> tuple[Sequence[Any], str | None]:
         """Return rows of the traces that pass, latest start first, and the cursor of the next page.
 
-        - "traces": key, start, key of the root, completeness, metadata as JSON, models, then `TRACE_COLUMNS`, with lists as
-          sequences.
+        - "traces": key, start, key of the root, completeness, metadata as JSON, models, then `TRACE_COLUMNS`.
         - "runs": fields of `RunsOfTrace`.
         - "experiment_results": key, start, then `RESULT_COLUMNS`. Only traces of experiments.
         """
+
+    @abstractmethod
+    def load_lists(self, models: Any, tags: Any) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the models and tags of a row of the table "traces"."""
 
     @abstractmethod
     def find_trace(self, reader: R, cursor: str) -> Sequence[Any] | None:
@@ -116,7 +119,7 @@ class TableReader(ABC, Generic[R]):
         for key, _, root, complete, metadata, models, tags, *fields, dropped in rows:
             inputs, outputs, _ = contents.get(key, (None, None, ()))
             scores = {name: one.value for name, one in newest.get(key, {}).items()}
-            lists = models, tags, loads(metadata) if metadata else {}
+            lists = *self.load_lists(models, tags), loads(metadata) if metadata else {}
             span_id = of_roots.get((key, root), ("", 0))[0]
             records.append(
                 TraceRecord._make((*fields, bool(complete), dropped, *lists, span_id, inputs, outputs, scores))
@@ -143,12 +146,16 @@ class TableReader(ABC, Generic[R]):
         stored = self._traces.read_rows(reader, [trace.key for trace in shown])
         decode, runs = self._traces.decoder(reader, (), detached=False), list[Run]()
         for trace in shown:
-            of_trace = [decode(trace.trace_id, row) for row in stored[trace.key]]
-            if only_documents:
-                runs += [run for run in of_trace if run.documents]
-            else:
-                runs += [complete_root(run, of_trace) if run.span_id == trace.root else run for run in of_trace]
+            rows = [row for row in stored[trace.key] if not only_documents or self._has_documents(reader, row)]
+            of_trace = [decode(trace.trace_id, row) for row in rows]
+            if not only_documents:
+                of_trace = [complete_root(run, of_trace) if run.span_id == trace.root else run for run in of_trace]
+            runs += of_trace
         return Page(items=tuple(runs), next=next)
+
+    def _has_documents(self, reader: R, row: Any) -> bool:
+        payload = self._traces.decode_payload(reader, row[self._traces.payload_column])
+        return bool(payload.get("documents"))
 
     def _read_large_trace(
         self, reader: R, trace: RunsOfTrace, limit: int, inside: Position | None, only_documents: bool

@@ -12,7 +12,17 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
+from spanwise.collector.records import (
+    JSON,
+    Feedback,
+    OpenRun,
+    Page,
+    Run,
+    Trace,
+    TraceSummary,
+    TreeNode,
+    make_fast_constructor,
+)
 from spanwise.collector.stores.store_interfaces import ROW_BYTES, LazyTrace, is_large_answer
 from spanwise.collector.stores.trace_assembly import (
     DerivationNode,
@@ -106,6 +116,7 @@ class TraceReader(ABC, Generic[R]):
     """Reader of the traces of a backend. The first argument of each method is what the backend reads with."""
 
     span_id_column: int  # position of the span id in the rows of `read_rows`
+    payload_column: int
     prefetched_bytes = 0  # payloads of a trace that are read at once to derive values; of a larger one, one by one
 
     @abstractmethod
@@ -387,26 +398,32 @@ class TraceReader(ABC, Generic[R]):
         return trace
 
 
+_new_summary: Callable[..., TraceSummary] = make_fast_constructor(TraceSummary)
+
+
 def _make_summary(
     row: ListedTrace, root: tuple[str, str, tuple[str, ...]], newest: Mapping[str, NewestFeedback]
 ) -> TraceSummary:
     tags, agents, finish_reasons, prompts = row.lists
     inputs, outputs, derived = root
-    return TraceSummary(
+    unscored = [(one.outcome, key) for key, one in newest.items() if one.outcome != "score"]
+    return _new_summary(
         **row.fields,
         duration_ns=max(0, row.end_ns - row.fields["start_ns"]),
         complete=bool(row.complete),
         tags=tuple(tags),
         agents=tuple(agents),
         finish_reasons=tuple(finish_reasons),
-        prompts={name: tuple(version or None for version in versions) for name, versions in dict(prompts).items()},
+        prompts={name: tuple([version or None for version in versions]) for name, versions in prompts.items()}
+        if prompts
+        else {},
         running=row.running,
         inputs=inputs,
         outputs=outputs,
         derived=derived,
         feedback={key: one.value for key, one in newest.items()},
-        failed=tuple(key for key, one in newest.items() if one.outcome == "error"),
-        skipped=tuple(key for key, one in newest.items() if one.outcome == "skip"),
+        failed=tuple([key for outcome, key in unscored if outcome == "error"]) if unscored else (),
+        skipped=tuple([key for outcome, key in unscored if outcome == "skip"]) if unscored else (),
     )
 
 

@@ -42,14 +42,10 @@ class TableRecords(TableReader[Reader]):
             plan = plan.after(*parse_cursor(cursor))
         where = f"{plan.where} AND t.experiment_id IS NOT NULL" if table == "experiment_results" else plan.where
         sql = f"SELECT {_COLUMNS[table]} FROM {plan.source} WHERE {where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
-        rows, next = cut_page(reader.db.execute(sql, (*plan.values, limit + 1)).fetchall(), limit, time=1, key=0)
-        if table != "traces":
-            return rows, next
-        decoded = []
-        for row in rows:
-            models = [model for model in loads(row[5]) if model != "null"] if row[5] else ()
-            decoded.append((*row[:5], models, loads(row[6]) if row[6] else (), *row[7:]))
-        return decoded, next
+        return cut_page(reader.db.execute(sql, (*plan.values, limit + 1)).fetchall(), limit, time=1, key=0)
+
+    def load_lists(self, models: Any, tags: Any) -> tuple[Sequence[str], Sequence[str]]:
+        return [name for name in loads(models) if name != "null"] if models else (), loads(tags) if tags else ()
 
     def find_trace(self, reader: Reader, cursor: str) -> Sequence[Any] | None:
         sql = f"SELECT {_COLUMNS['runs']} FROM traces t WHERE t.id = ? AND t.root IS NOT NULL"

@@ -56,7 +56,7 @@ _BEFORE_ALL = -(1 << 63)
 class TraceQueries(TraceReader[Reader]):
     """Reader of traces. The keys are those of `traces` and `spans`."""
 
-    span_id_column = 3
+    span_id_column, payload_column = 3, 2
     prefetched_bytes = -1
 
     def select_summaries(

@@ -51,11 +51,24 @@ def read_rule_feedback(db: sqlite3.Connection, column: str, values: Iterable[Any
 
 # Key of the trace, columns of the content, and columns that only this store has
 FEEDBACK_COLUMNS = ["id", "trace", *FeedbackRow._fields[1:], "standing", "trace_start_ns", "said"]
-_ID, _TRACE, _TRACE_ID, _SESSION, _EXPERIMENT, _PROJECT, _KEY, _SOURCE, _RULE, _CLAIM, _JUDGE, _CREATED, _STANDING = (
-    map(
-        FEEDBACK_COLUMNS.index,
-        "id trace trace_id session_id experiment_id project key source rule claim judge_trace_id created_ns standing".split(),
-    )
+(
+    _ID,
+    _TRACE,
+    _TRACE_ID,
+    _DOCUMENT,
+    _SESSION,
+    _EXPERIMENT,
+    _PROJECT,
+    _KEY,
+    _SOURCE,
+    _RULE,
+    _CLAIM,
+    _JUDGE,
+    _CREATED,
+    _STANDING,
+) = map(
+    FEEDBACK_COLUMNS.index,
+    "id trace trace_id document session_id experiment_id project key source rule claim judge_trace_id created_ns standing".split(),
 )
 _TRACE_START, _NUMBER = len(FEEDBACK_COLUMNS) - 2, len(FEEDBACK_COLUMNS) - 1
 _RULE_FEEDBACK_PLACES = tuple(map(FEEDBACK_COLUMNS.index, RuleFeedback._fields))
@@ -98,11 +111,11 @@ def _take_due_rows(appender: Appender) -> Sequence[list[Any]]:
 
 def encode_feedback(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
     """Encode feedback as rows without the key of their trace, which the writer adds. Needs no database."""
-    rows = []
-    for row in map(feedback_records.encode_feedback, feedback):
+    rows = list(map(feedback_records.encode_feedback, feedback))
+    for row in rows:
+        row.insert(_TRACE, None)
         # The most likely standing, so that usually no update is needed
-        standing = 2 if row.trace_id is not None and row.document is None else 1
-        rows.append([row.id, None, *row[1:], standing, None, None])
+        row += (2 if row[_TRACE_ID] is not None and row[_DOCUMENT] is None else 1, None, None)
     return rows
 
 
@@ -331,7 +344,7 @@ def _remove_rows(db: sqlite3.Connection, ids: Sequence[str]) -> list[Any]:
 
 def feedback_from_row(row: Sequence[Any]) -> Feedback:
     """Decode a row of `SELECT_FEEDBACK`."""
-    return feedback_records.decode_feedback((row[0], *row[2:]))
+    return feedback_records.decode_feedback(row[0], feedback_records.decode_target(row[2:8]), row[8:_STANDING])
 
 
 def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Feedback]]:
@@ -340,11 +353,11 @@ def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Fee
     """
     targets: dict[Sequence[Any], Target] = {}
     for row in rows:
-        values = row[0], *row[2:]
-        target = targets.get(values[1:7])
+        about = row[2:8]
+        target = targets.get(about)
         if target is None:
-            target = targets[values[1:7]] = feedback_records.decode_target(values)
-        yield row[1], feedback_records.decode_feedback(values, target)
+            target = targets[about] = feedback_records.decode_target(about)
+        yield row[1], feedback_records.decode_feedback(row[0], target, row[8:_STANDING])
 
 
 def put_rule_feedback(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetFeedback]) -> list[bool]:
