@@ -17,15 +17,17 @@ from spanwise.collector.stores.clickhouse.span_rows import SpanBatch, encode_run
 
 
 class Database:
-    """Writes last until `answer` is set. `begun` has the number of rows of each."""
+    """Writes last until `answer` is set. `begun` has the number of rows of each, `traces` the traces of its jobs."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
+        self.traces: list[list[str]] = []
         self.answer = threading.Event()
         self.error: Exception | None = None
 
     def write(self, jobs: Sequence[Job]) -> None:
         self.begun.append(sum(job.rows for job in jobs))
+        self.traces.append([job.batch.trace_ids[0] for job in jobs])
         assert self.answer.wait(60)
         if self.error is not None:
             raise self.error
@@ -44,9 +46,10 @@ def queue(database: Database) -> Iterator[Inserter]:
     queue.close()
 
 
-def put(queue: Inserter, rows: int, *, is_urgent: bool = False) -> Future[None]:
-    [row] = encode_runs([run()]).rows
-    return queue.put(SpanBatch(["t"] * rows, [row] * rows), (), is_urgent=is_urgent)
+def put(queue: Inserter, rows: int, *, trace_id: str | None = None, is_urgent: bool = False) -> Future[None]:
+    batch = encode_runs([run()])
+    trace_ids = [trace_id or batch.trace_ids[0]] * rows
+    return queue.put(SpanBatch(trace_ids, [batch.rows[0]] * rows), (), is_urgent=is_urgent)
 
 
 def test_a_large_write_begins_while_another_is_in_progress(queue: Inserter, database: Database) -> None:
@@ -84,6 +87,41 @@ def test_few_rows_wait_for_others_no_longer_than_agreed(queue: Inserter, databas
     assert eventually(lambda: database.begun, [1])
     put(queue, 2)
     assert eventually(lambda: database.begun, [1, 2])
+
+
+def test_a_trace_is_in_one_write_at_a_time_and_its_spans_keep_their_order(queue: Inserter, database: Database) -> None:
+    first = put(queue, COLLECT_ROWS, trace_id="a")
+    assert eventually(lambda: database.begun, [COLLECT_ROWS])
+    waiting = [put(queue, 10, trace_id="a"), put(queue, 20, trace_id="a")]
+    put(queue, BUSY_COLLECT_ROWS, trace_id="b")
+    assert eventually(lambda: database.begun, [COLLECT_ROWS, BUSY_COLLECT_ROWS])
+    database.answer.set()
+    for future in (first, *waiting):
+        future.result(60)
+    assert database.traces == [["a"], ["b"], ["a", "a"]]
+    assert database.begun[2] == 30
+
+
+def test_urgent_rows_of_a_trace_wait_for_the_write_in_progress(queue: Inserter, database: Database) -> None:
+    put(queue, COLLECT_ROWS, trace_id="a")
+    assert eventually(lambda: database.begun, [COLLECT_ROWS])
+    urgent = put(queue, 1, trace_id="a", is_urgent=True)
+    assert not eventually(lambda: len(database.begun), 2, seconds=0.3)
+    database.answer.set()
+    assert urgent.result(60) is None
+    assert put(queue, 1, trace_id="a").result(60) is None
+
+
+def test_closing_waits_for_rows_of_a_trace_that_is_written(queue: Inserter, database: Database) -> None:
+    put(queue, COLLECT_ROWS, trace_id="a")
+    assert eventually(lambda: database.begun, [COLLECT_ROWS])
+    second = put(queue, 1, trace_id="a")
+    closing = threading.Thread(target=queue.close)
+    closing.start()
+    assert not eventually(second.done, seconds=0.3)
+    database.answer.set()
+    closing.join(60)
+    assert second.result(0) is None
 
 
 def test_both_threads_go_on_after_one_has_taken_all_rows(queue: Inserter, database: Database) -> None:

@@ -3,7 +3,7 @@
 Each insert creates a part per table, so a few large inserts cost the engine much less than many small ones. A request of
 a sender waits for others for up to `COLLECT_SECONDS`. A caller that waits for its result is served at once, as long as
 there have not been too many small inserts lately. While one thread waits for the engine, the other prepares and sends
-the next write, if it is large. To the database the two threads are like two collectors.
+the next write, if it is large. A trace is in one write at a time, so that no summary has to be written twice.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Inserter:
     def __init__(self, write: Callable[[Sequence[Job]], object]) -> None:
         self._write = write
         self._jobs: deque[Job] = deque()
+        self._in_progress = set[str]()  # traces of the running writes
         self._rows = self._bytes = self._urgent = self._running = 0
         self._ready = threading.Condition()
         self._is_closing = False
@@ -97,26 +98,43 @@ class Inserter:
             self._write_jobs(jobs)
             with self._ready:
                 self._running -= 1
-                self._ready.notify()
+                self._in_progress.difference_update(*(job.batch.trace_ids for job in jobs))
                 self.writes, self.last_write_seconds = self.writes + 1, time.monotonic() - began
+                self._ready.notify()
 
     def _take(self) -> list[Job]:
         """Wait for jobs, and remove and return those of the next write. Return nothing if the store is closed."""
         with self._ready:
-            while (seconds := self._get_wait()) is None or seconds > 0:
-                self._ready.wait(seconds)
-            jobs, rows = list[Job](), 0
-            while self._jobs and (not jobs or rows + self._jobs[0].rows <= MAX_WRITE_ROWS):
-                job = self._jobs.popleft()
+            while True:
+                seconds = self._get_wait()
+                if seconds is None or seconds > 0:
+                    self._ready.wait(seconds)
+                elif (jobs := self._select()) or not self._jobs:
+                    return jobs
+                else:  # all queued jobs have traces of the running write
+                    self._ready.wait()
+
+    def _select(self) -> list[Job]:
+        """Remove and return the first queued jobs without traces of a running write or of an earlier job that stays."""
+        jobs, rows, staying, unavailable = list[Job](), 0, list[Job](), set(self._in_progress)
+        while self._jobs and (not rows or rows + self._jobs[0].rows <= MAX_WRITE_ROWS):
+            job = self._jobs.popleft()
+            if unavailable.isdisjoint(job.batch.trace_ids):
                 jobs.append(job)
                 rows += job.rows
                 self._bytes -= job.batch.bytes
                 self._urgent -= job.is_urgent
+            else:
+                staying.append(job)
+                unavailable.update(job.batch.trace_ids)
+        self._jobs.extendleft(reversed(staying))
+        if jobs:
+            self._in_progress.update(*(job.batch.trace_ids for job in jobs))
             self._rows -= rows
             self._running += 1
             if rows < COLLECT_ROWS:
                 self._small_writes = max(0.0, self._small_writes - 1)
-            return jobs
+        return jobs
 
     def _get_wait(self) -> float | None:
         """Return the seconds until the next write is due; None if nothing is queued."""
