@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,30 +22,8 @@ from spanwise.collector.stores.clickhouse.filter_sql import (
     newest_feedback,
 )
 from spanwise.collector.stores.queries import list_pages
-from spanwise.collector.stores.queries.trace_reader import NewestFeedback
 from spanwise.collector.stores.table_rows import cut_page, parse_text_cursor
 from spanwise.collector.stores.weighted_sums import METADATA_PREFIX, check_grouping
-
-# Newest feedback of each key on traces and their spans
-
-
-def read_newest_feedback(db: Connection, trace_ids: Collection[str]) -> dict[str, dict[str, NewestFeedback]]:
-    """Return the newest feedback by trace id and key, ordered by key."""
-    parameters = QueryParameters()
-    sql = (
-        "SELECT trace_id, key, argMax(tuple(outcome, score, label), tuple(created_ns, number)) FROM feedback FINAL"
-        f" WHERE trace_id IN {parameters.texts(trace_ids)} AND document IS NULL GROUP BY trace_id, key ORDER BY key"
-    )
-    found: dict[str, dict[str, NewestFeedback]] = {}
-    for trace_id, key, newest in db.query(sql, parameters) if trace_ids else ():
-        outcome, score, label = _values(newest)
-        found.setdefault(trace_id, {})[key] = NewestFeedback(outcome, score if score is not None else label)
-    return found
-
-
-def _values(row: Any) -> Sequence[Any]:
-    """Return the values of a tuple, which the client returns as a mapping if its fields have names."""
-    return tuple(row.values()) if isinstance(row, Mapping) else row
 
 
 def find_traces(
@@ -318,18 +296,14 @@ def list_experiment_scores(db: Connection, experiment_id: str, limit: int, curso
 
 def _read_counted_scores(db: Connection, trace_ids: Sequence[str]) -> dict[str, dict[str, float | str | None]]:
     """Return the newest score (else label) by trace and key. A judge's score counts before a person's feedback on it."""
-    parameters = QueryParameters()
     sql = (
-        "SELECT trace_id, key, argMax(tuple(score, label), tuple(created_ns, number))"
+        "SELECT trace_id, key, newest.1, newest.2 FROM (SELECT trace_id, key,"
+        " argMax(tuple(score, label), tuple(created_ns, number)) AS newest"
         " FROM (SELECT *, max(source = 'model') OVER (PARTITION BY trace_id, key) AS has_judge FROM feedback FINAL"
-        f" WHERE trace_id IN {parameters.texts(trace_ids)}) WHERE document IS NULL"
-        " AND NOT (has_judge AND source = 'human') GROUP BY trace_id, key ORDER BY key"
+        " WHERE trace_id IN {ids:Array(String)}) WHERE document IS NULL"
+        " AND NOT (has_judge AND source = 'human') GROUP BY trace_id, key) ORDER BY key"
     )
-    found: dict[str, dict[str, float | str | None]] = {}
-    for trace_id, key, newest in db.query(sql, parameters) if trace_ids else ():
-        score, label = _values(newest)
-        found.setdefault(trace_id, {})[key] = score if score is not None else label
-    return found
+    return list_pages.group_scores(db.query(sql, {"ids": list(trace_ids)}) if trace_ids else ())
 
 
 # Scores of rules

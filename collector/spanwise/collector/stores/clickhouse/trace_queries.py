@@ -19,7 +19,6 @@ from spanwise.collector.stores.queries.trace_reader import (
     SUMMARY_FIELDS,
     SUMMARY_LISTS,
     ListedTrace,
-    NewestFeedback,
     Place,
     Position,
     StoredTrace,
@@ -89,8 +88,13 @@ class TraceQueries(TraceReader[Connection]):
             rows, next = select_traces(reader, filter, _SUMMARY_COLUMNS, limit, cursor)
         return (ListedTrace.from_row(row, lambda names: names) for row in rows), next, newest
 
-    def read_newest_feedback(self, reader: Connection, keys: Collection[str]) -> dict[str, dict[str, NewestFeedback]]:
-        return record_lists.read_newest_feedback(reader, keys)
+    def select_newest_feedback(self, reader: Connection, keys: Collection[str]) -> Sequence[Row]:
+        sql = (
+            "SELECT trace_id, key, newest.1, newest.2, newest.3 FROM (SELECT trace_id, key,"
+            " argMax(tuple(outcome, score, label), tuple(created_ns, number)) AS newest FROM feedback FINAL"
+            " WHERE trace_id IN {ids:Array(String)} AND document IS NULL GROUP BY trace_id, key) ORDER BY key"
+        )
+        return reader.query(sql, {"ids": list(keys)})
 
     def select_payloads(self, reader: Connection, places: Collection[Place]) -> Iterator[tuple[Place, Any]]:
         for place, (payload,) in select_spans(reader, "payload", places):

@@ -10,7 +10,7 @@ Pages of sorted traces and sessions:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from spanwise.collector.errors import Refused
@@ -143,6 +143,14 @@ def make_run_scores(
         tags=tuple(tags),
         models=tuple(models),
     )
+
+
+def group_scores(rows: Iterable[Sequence[Any]]) -> dict[Key, dict[str, float | str | None]]:
+    """Return the last score, else label, by trace and key. `rows` have trace, key, score and label."""
+    scores: dict[Key, dict[str, float | str | None]] = {}
+    for trace, key, score, label in rows:
+        scores.setdefault(trace, {})[key] = label if score is None else score
+    return scores
 
 
 METADATA_FIELD = "metadata"

@@ -126,8 +126,8 @@ class TraceReader(ABC, Generic[R]):
         """Return the rows of a page, the cursor of the next one, and `Page.newest`."""
 
     @abstractmethod
-    def read_newest_feedback(self, reader: R, keys: Collection[Key]) -> Mapping[Key, Mapping[str, NewestFeedback]]:
-        """Return the newest feedback by trace and key, ordered by key."""
+    def select_newest_feedback(self, reader: R, keys: Collection[Key]) -> Iterable[Sequence[Any]]:
+        """Return the newest feedback of each key on traces: trace, key, outcome, score and label, ordered by key."""
 
     @abstractmethod
     def select_payloads(self, reader: R, places: Collection[Place]) -> Iterable[tuple[Place, Any]]:
@@ -206,6 +206,13 @@ class TraceReader(ABC, Generic[R]):
         outcomes = self.read_newest_feedback(reader, [row.key for row in rows])
         items = (_make_summary(row, roots.get(row.key, ("", "", ())), outcomes.get(row.key, {})) for row in rows)
         return Page(items=tuple(items), next=next, unindexed=self.count_unindexed(reader, filter), newest=newest)
+
+    def read_newest_feedback(self, reader: R, keys: Collection[Key]) -> dict[Key, dict[str, NewestFeedback]]:
+        """Return the newest feedback by trace and key, ordered by key."""
+        newest: dict[Key, dict[str, NewestFeedback]] = {}
+        for trace, key, outcome, score, label in self.select_newest_feedback(reader, keys) if keys else ():
+            newest.setdefault(trace, {})[key] = NewestFeedback(outcome, label if score is None else score)
+        return newest
 
     def read_roots(
         self, reader: R, roots: Sequence[RootRow], show: Callable[[JSON], T]

@@ -392,9 +392,7 @@ def list_experiment_scores(reader: Reader, experiment_id: str, limit: int, curso
     after = parse_cursor(cursor) if cursor is not None else (-1 << 63, 0)
     fetched = reader.db.execute(_SELECT_RUNS, (experiment_id, *after, limit + 1)).fetchall()
     rows, next = cut_page(fetched, limit, time=5, key=0)
-    newest: dict[int, dict[str, float | str | None]] = {}
-    for trace, key, score, label in select_many(reader.db, _SELECT_COUNTED, [row[0] for row in rows]):
-        newest.setdefault(trace, {})[key] = score if score is not None else label
+    newest = list_pages.group_scores(select_many(reader.db, _SELECT_COUNTED, [row[0] for row in rows]))
     items = []
     for id, *fields, tags, models in rows:
         called = [model for model in orjson.loads(models) if model != "null"] if models else ()

@@ -13,7 +13,6 @@ from spanwise.collector.stores.queries.trace_reader import (
     SUMMARY_FIELDS,
     SUMMARY_LISTS,
     ListedTrace,
-    NewestFeedback,
     Place,
     Position,
     StoredTrace,
@@ -82,11 +81,8 @@ class TraceQueries(TraceReader[Reader]):
     def count_unindexed(self, reader: Reader, filter: Filter) -> int:
         return count_unindexed(reader.db, filter)
 
-    def read_newest_feedback(self, reader: Reader, keys: Collection[int]) -> dict[int, dict[str, NewestFeedback]]:
-        newest: dict[int, dict[str, NewestFeedback]] = {}
-        for trace, key, outcome, score, label in select_many(reader.db, _SELECT_NEWEST, keys):
-            newest.setdefault(trace, {})[key] = NewestFeedback(outcome, score if score is not None else label)
-        return newest
+    def select_newest_feedback(self, reader: Reader, keys: Collection[int]) -> Sequence[Any]:
+        return select_many(reader.db, _SELECT_NEWEST, keys)
 
     def select_payloads(self, reader: Reader, places: Collection[Place]) -> Iterator[tuple[Place, Any]]:
         by_row = {place[1]: place for place in places}
