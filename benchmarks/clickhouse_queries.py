@@ -2,6 +2,7 @@
 
     python benchmarks/clickhouse_queries.py                      # 2,000,000 spans in 400,000 traces
     python benchmarks/clickhouse_queries.py --traces 40000 --rounds 5
+    python benchmarks/clickhouse_queries.py --keep FOLDER --only errors    # the rows stay in the folder for the next time
 
 The engine generates the rows itself: five spans per trace, 30 days, 50 names, feedback on a tenth of the traces, 30 words
 per span whose frequencies are those of natural text. Each question is asked `--rounds` times, with other values each time.
@@ -18,7 +19,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -140,20 +142,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=int, default=400_000)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--keep", metavar="FOLDER", help="data folder of the engine, used again and not deleted")
+    parser.add_argument("--only", default="", help="ask the questions whose names contain this")
     options = parser.parse_args()
-    server = ClickHouseServer()
+    if options.keep:
+        Path(options.keep).mkdir(parents=True, exist_ok=True)
+    server = ClickHouseServer(kept=options.keep)
     try:
-        with server.database() as url:
+        with kept_database(server, options.traces) if options.keep else server.database() as url:
             store, db = ClickHouseTraces(url), Connection(url)
             began = time.perf_counter()
-            fill(db, options.traces)
+            if not store.count()["traces"]:
+                fill(db, options.traces)
             print(f"{options.traces * SPANS:,} spans in {time.perf_counter() - began:.0f} s: {store.count()}")
             print(f"{'':32}{'median':>10}{'p95':>10}{'budget':>10}{'engine':>10}{'collector':>11}   milliseconds")
             for name, (budget, ask) in make_questions(store).items():
-                measure(name, budget, ask, options.rounds, server)
+                if options.only in name:
+                    measure(name, budget, ask, options.rounds, server)
             store.close()
     finally:
         server.stop()
+
+
+@contextmanager
+def kept_database(server: ClickHouseServer, traces: int) -> Iterator[str]:
+    """Yield the address of a database that stays in the data folder, one for each number of traces."""
+    server.execute(f"CREATE DATABASE IF NOT EXISTS kept_{traces}")
+    yield server.url(f"kept_{traces}")
 
 
 def measure(name: str, budget: float, ask: Callable[[int], Any], rounds: int, server: ClickHouseServer) -> None:

@@ -38,13 +38,15 @@ START_SECONDS = 60.0
 class ClickHouseServer:
     """Server process, on a port that the system chooses, with data in a new folder. `stop` deletes the folder.
 
-    `namespace` is the network namespace in which it listens on `host`.
+    `namespace` is the network namespace in which it listens on `host`. `kept` is the path of a folder that is used instead
+    and not deleted.
     """
 
-    def __init__(self, host: str = "127.0.0.1", namespace: str | None = None) -> None:
+    def __init__(self, host: str = "127.0.0.1", namespace: str | None = None, *, kept: str | None = None) -> None:
         self._real = None if namespace else os.environ.get(VARIABLE)
         self._host, self._in_namespace = host, ["ip", "netns", "exec", namespace] if namespace else []
-        self._folder = "" if self._real else tempfile.mkdtemp(prefix="spanwise-clickhouse-")
+        self._is_kept = kept is not None
+        self._folder = "" if self._real else kept or tempfile.mkdtemp(prefix="spanwise-clickhouse-")
         self._numbers = count()
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
@@ -81,7 +83,7 @@ class ClickHouseServer:
 
     def stop(self) -> None:
         self.kill()
-        if self._folder:
+        if self._folder and not self._is_kept:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def url(self, database: str) -> str:

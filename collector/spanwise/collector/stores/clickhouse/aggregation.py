@@ -170,7 +170,8 @@ _COUNTED = (
 )
 _CHECKS_JUDGE = (
     "source = 'human' AND (trace_id, key) IN"
-    " (SELECT trace_id, key FROM feedback FINAL WHERE source = 'model' AND trace_id <> '')"
+    " (SELECT trace_id, key FROM feedback FINAL WHERE source = 'model' AND trace_id <> ''"
+    " AND trace_id IN (SELECT trace_id FROM feedback WHERE source = 'human'))"
 )
 
 

@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -102,7 +102,26 @@ os.register_at_fork(after_in_child=_reset_connections)
 
 
 class QueryParameters(dict[str, Any]):
-    """Values of a query by name. `bind` adds one and returns the SQL that refers to it."""
+    """Values of a query by name. `bind` adds one and returns the SQL that refers to it.
+
+    A condition that is compiled with `is_loose` may also hold for traces of which only replaced spans have what it asks
+    for. One that is compiled after `limit_to` holds only for some traces.
+    """
+
+    def __init__(self, *, is_loose: bool = False) -> None:
+        super().__init__()
+        self.is_loose = is_loose
+        self.within: str | None = None  # SQL of the list of trace ids outside of which nothing needs to be searched
+
+    def limit_to(self, trace_ids: Iterable[str]) -> str:
+        """Limit conditions to some traces, and return the SQL of the list of their ids."""
+        self.within = self.texts(trace_ids)
+        return self.within
+
+    def rows_of(self, table: str) -> str:
+        """Return the table from which a condition selects trace ids, with the beginning of its own condition."""
+        final = "" if self.is_loose and table == "spans" else " FINAL"
+        return f"{table}{final} WHERE {'1' if self.within is None else f'trace_id IN {self.within}'}"
 
     def bind(self, value: Any, type: str) -> str:
         """Add a value of a ClickHouse type. Text that UTF-8 cannot encode is replaced, so that it matches nothing."""
@@ -113,7 +132,9 @@ class QueryParameters(dict[str, Any]):
     @classmethod
     def of(cls, **values: Any) -> QueryParameters:
         """Return values by name."""
-        return cls((name, _encodable(value)) for name, value in values.items())
+        parameters = cls()
+        parameters.update((name, _encodable(value)) for name, value in values.items())
+        return parameters
 
     def text(self, value: str) -> str:
         """Add a text."""

@@ -30,6 +30,7 @@ NOW_SQL = "toInt64(toUnixTimestamp64Nano(now64(9)))"  # clock of the server, whi
 
 VISIBLE_SQL = f"(t.kind <> '{EVALUATOR_KIND}' OR t.experiment_id IS NOT NULL)"  # excludes evaluators' own traces
 TRACES = "traces AS t FINAL"
+ALL_VERSIONS = "traces AS t"  # also replaced rows
 # True for complete traces: no span was dropped, no run is open, and all spans have arrived
 COMPLETE_SQL = (
     "(t.dropped = 0 AND t.trace_id NOT IN (SELECT trace_id FROM open_runs FINAL)"
@@ -46,6 +47,13 @@ ARRAYS: Mapping[str, str] = {
     "prompt": "mapKeys(t.prompts)",
     "prompt_version": "arrayFlatten(mapValues(t.prompts))",
 }
+
+
+def current_rows(ids: str) -> str:
+    """Return the source of the rows of the traces with these ids. For few traces it takes less time than `FINAL`."""
+    newest = "ORDER BY version DESC, change DESC LIMIT 1 BY trace_id"
+    return f"(SELECT * FROM traces WHERE trace_id IN {ids} {newest}) AS t"
+
 
 Conditions: TypeAlias = list[str]
 Compiler: TypeAlias = Callable[[Any, QueryParameters], Conditions]
@@ -79,9 +87,8 @@ def _has_or_in_spans(column: str, of_spans: str) -> Compiler:
     def compile_value(value: Any, parameters: QueryParameters) -> Conditions:
         text = parameters.text(value)
         full = f"SELECT trace_id FROM traces WHERE span_count >= {MAX_LISTED}"  # few, and older versions do not matter
-        in_spans = (
-            f"t.trace_id IN (SELECT trace_id FROM spans FINAL WHERE trace_id IN ({full}) AND {of_spans} = {text})"
-        )
+        spans = parameters.rows_of("spans")
+        in_spans = f"t.trace_id IN (SELECT trace_id FROM {spans} AND trace_id IN ({full}) AND {of_spans} = {text})"
         return [f"(has({column}, {text}) OR (length({column}) >= {MAX_LISTED} AND {in_spans}))"]
 
     return compile_value
@@ -116,7 +123,7 @@ def _error(value: str, parameters: QueryParameters) -> Conditions:
     """Compile a condition that the error of one run contains all words. Only ASCII letters ignore case."""
     words = [f"positionCaseInsensitive(error, {parameters.text(word)}) > 0" for word in value.split()]
     where = " AND ".join(["error IS NOT NULL", *words])
-    return ["t.error_count > 0", f"t.trace_id IN (SELECT trace_id FROM spans FINAL WHERE {where})"]
+    return ["t.error_count > 0", f"t.trace_id IN (SELECT trace_id FROM {parameters.rows_of('spans')} AND {where})"]
 
 
 def _metadata(wanted: Mapping[str, Any], parameters: QueryParameters) -> Conditions:
@@ -141,14 +148,14 @@ def newest_feedback(keys: Sequence[str], parameters: QueryParameters) -> str:
     newest = "argMax(tuple(outcome, score, label), tuple(created_ns, number)) AS newest"
     return (
         "SELECT trace_id, key, newest.1 AS outcome, newest.2 AS score, newest.3 AS label"
-        f" FROM (SELECT trace_id, key, {newest} FROM feedback FINAL WHERE {_of_keys(keys, parameters)}"
+        f" FROM (SELECT trace_id, key, {newest} FROM {_feedback_of_keys(keys, parameters)}"
         " AND document IS NULL GROUP BY trace_id, key)"
     )
 
 
-def _of_keys(keys: Sequence[str], parameters: QueryParameters) -> str:
+def _feedback_of_keys(keys: Sequence[str], parameters: QueryParameters) -> str:
     one = f"key = {parameters.text(keys[0])}" if len(keys) == 1 else f"key IN {parameters.texts(keys)}"
-    return f"{one} AND trace_id <> ''"
+    return f"{parameters.rows_of('feedback')} AND {one} AND trace_id <> ''"
 
 
 def _feedback(wanted: Iterable[FeedbackCondition], parameters: QueryParameters) -> Conditions:
@@ -174,8 +181,8 @@ def _document_feedback(wanted: Iterable[FeedbackCondition], parameters: QueryPar
     found = []
     for key, operator, value in wanted:
         newest = (
-            "SELECT trace_id, argMax(tuple(score, label), tuple(created_ns, number)) AS newest FROM feedback FINAL"
-            f" WHERE {_of_keys([key], parameters)} AND document IS NOT NULL GROUP BY {SLOT_COLUMNS}"
+            "SELECT trace_id, argMax(tuple(score, label), tuple(created_ns, number)) AS newest"
+            f" FROM {_feedback_of_keys([key], parameters)} AND document IS NOT NULL GROUP BY {SLOT_COLUMNS}"
         )
         newest = f"SELECT trace_id, newest.1 AS score, newest.2 AS label FROM ({newest})"
         compared = compare(get_compared_value(value), operator, value, parameters)
@@ -194,7 +201,9 @@ def _outcome(outcome: str) -> Compiler:
 
 def _excluded(pairs: Iterable[tuple[str, str]], parameters: QueryParameters) -> Conditions:
     """Compile conditions that must not hold. A trace without a value passes."""
+    is_loose, parameters.is_loose = parameters.is_loose, False  # what replaced spans have must not exclude a trace
     compiled = [COMPILERS[name]((value,) if name == "tags" else value, parameters) for name, value in pairs]
+    parameters.is_loose = is_loose
     return [f"ifNull(({' AND '.join(conditions)}), 0) = 0" for conditions in compiled]
 
 
@@ -221,7 +230,7 @@ COMPILERS: Mapping[str, Compiler] = {
         f"t.trace_id NOT IN (SELECT trace_id FROM ({newest_feedback(keys, parameters)}) WHERE outcome = 'score')"
     ],
     "untried": lambda keys, parameters: [
-        f"t.trace_id NOT IN (SELECT trace_id FROM feedback FINAL WHERE {_of_keys(keys, parameters)})"
+        f"t.trace_id NOT IN (SELECT trace_id FROM {_feedback_of_keys(keys, parameters)})"
     ],
     "failed": _outcome("error"),
     "skipped": _outcome("skip"),

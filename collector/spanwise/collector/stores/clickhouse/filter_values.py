@@ -93,8 +93,8 @@ class ValueReader(FilterReader):
 
     def find_text(self, text: str, keys: Sequence[str]) -> set[str]:
         parameters = QueryParameters()
-        within = parameters.texts(keys)
-        conditions = compile_text(text, parameters, within)
+        within = parameters.limit_to(keys)
+        conditions = compile_text(text, parameters)
         if not conditions:
             return set(keys)
         sql = f"SELECT trace_id FROM traces AS t FINAL WHERE t.trace_id IN {within} AND {' AND '.join(conditions)}"

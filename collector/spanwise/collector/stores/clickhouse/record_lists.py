@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from spanwise.collector import filters
 from spanwise.collector.errors import Refused
-from spanwise.collector.filters import Filter
+from spanwise.collector.filters import Filter, SortOrder
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
 from spanwise.collector.stores.backends import RuleScore, ScoreQuery
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import (
+    ALL_VERSIONS,
     ARRAYS,
     SLOT_COLUMNS,
     TRACES,
     VISIBLE_SQL,
     compile_filter,
+    current_rows,
     newest_feedback,
 )
 from spanwise.collector.stores.queries import list_pages
 from spanwise.collector.stores.table_rows import cut_page, parse_text_cursor
 from spanwise.collector.stores.weighted_sums import METADATA_PREFIX, check_grouping
+
+# Traces in an order, page by page
+
+Place: TypeAlias = tuple[Any, str]  # value by which a list is sorted, and trace id; unique in a list
+_SPARE = (1, 4, 16)  # places checked at once, for each trace that is missing
+_MAX_CHECKED = 5_000
+
+
+def find_places(
+    ask: Callable[[str, QueryParameters, Place | None, int], Sequence[Place]], limit: int, last: Place | None
+) -> list[Place]:
+    """Return the places of the first `limit` traces of a list, after the place `last`.
+
+    `ask(source, parameters, last, limit)` returns the places of the rows of a source that pass the list's filter.
+
+    Reading all traces with `FINAL` takes several times as long as without. So the rows of all versions are read first,
+    among them the current ones of all traces that pass. Then the current rows of the first traces are read by id. The
+    other places found are of replaced rows.
+    """
+    found: list[Place] = []
+    for spare in _SPARE:
+        count = min(spare * (limit - len(found)), _MAX_CHECKED)
+        rows = ask(ALL_VERSIONS, QueryParameters(is_loose=True), last, 2 * count)
+        places = list(dict.fromkeys(rows))
+        if places:
+            parameters = QueryParameters()
+            source = current_rows(parameters.limit_to({trace_id for _, trace_id in places[:count]}))
+            current = set(ask(source, parameters, last, count))
+            found += [place for place in places[:count] if place in current]
+            last = places[:count][-1]
+        if len(found) >= limit or (len(places) <= count and len(rows) < 2 * count):
+            return found[:limit]
+    return found + list(ask(TRACES, QueryParameters(), last, limit - len(found)))
 
 
 def find_traces(
@@ -61,35 +96,32 @@ def _restrict(bounds: list_pages.SortedSet, filter: Filter, parameters: QueryPar
 
 def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> list_pages.SortedSet:
     """Return the set of the traces that pass now. `unlimited`: all of them can be sorted, and are not counted."""
-    upto_sql = "(SELECT max(number) FROM traces)"
-    if unlimited:
-        [[upto]] = db.query(f"SELECT {upto_sql}")
-        return list_pages.SortedSet(upto)
-    parameters, limit = QueryParameters(), filters.MAX_SORTED
-    from_where = f"FROM {TRACES} WHERE {compile_filter(filter, parameters)}"
-    [[upto, count]] = db.query(f"SELECT {upto_sql}, count() {from_where}", parameters)
-    if count <= limit:
-        return list_pages.SortedSet(upto, None, count)
-    last = f"SELECT t.start_ns {from_where} ORDER BY t.start_ns DESC LIMIT 1 OFFSET {parameters.integer(limit - 1)}"
-    [[since_ns]] = db.query(last, parameters)
-    return list_pages.SortedSet(upto, since_ns, limit)
+    parameters, limit = QueryParameters(is_loose=True), filters.MAX_SORTED
+    count = "0" if unlimited else f"(SELECT count() FROM {ALL_VERSIONS} WHERE {compile_filter(filter, parameters)})"
+    [[upto, count]] = db.query(f"SELECT max(number), {count} FROM traces", parameters)
+    if count > limit:
+        parameters = QueryParameters()
+        last_and_next = f"ORDER BY t.start_ns DESC LIMIT 2 OFFSET {parameters.integer(limit - 1)}"
+        sql = f"SELECT t.start_ns FROM {TRACES} WHERE {compile_filter(filter, parameters)} {last_and_next}"
+        if len(rows := db.query(sql, parameters)) == 2:
+            return list_pages.SortedSet(upto, rows[0][0], limit)
+    return list_pages.SortedSet(upto, None, count)
 
 
-def _sort_page(db: Connection, rows: str, parameters: QueryParameters, query: list_pages.SortedQuery) -> list[Any]:
-    """Return the rows of one page and one more, as (key, value, id).
-
-    `rows` is a statement with the columns `v` and `id`, which is the key, too.
-    """
-    after, sign = "1", "<" if query.order.is_descending else ">"
-    if query.last:
-        value, id = query.last[0], parameters.text(query.last[1])
+def _sort_page(
+    db: Connection, rows: str, parameters: QueryParameters, order: SortOrder, last: Place | None, limit: int
+) -> list[Any]:
+    """Return the first `limit` rows after `last`, as (value, id). `rows` is a statement with the columns `v` and `id`."""
+    after, sign = "1", "<" if order.is_descending else ">"
+    if last:
+        value, id = last[0], parameters.text(last[1])
         if value is None:
             after = f"v IS NULL AND id > {id}"
         else:
             bound = parameters.integer(value) if isinstance(value, int) else parameters.number(value)
             after = f"(v {sign} {bound} OR (v = {bound} AND id > {id}) OR v IS NULL)"
-    by = f"v {query.order.sql} NULLS LAST, id LIMIT {parameters.integer(query.limit + 1)}"
-    return db.query(f"SELECT id, v, id FROM ({rows}) WHERE {after} ORDER BY {by}", parameters)
+    by = f"v {order.sql} NULLS LAST, id LIMIT {parameters.integer(limit)}"
+    return db.query(f"SELECT v, id FROM ({rows}) WHERE {after} ORDER BY {by}", parameters)
 
 
 def list_sorted_traces(
@@ -98,17 +130,21 @@ def list_sorted_traces(
     """Return one page of trace ids. Raise `Refused` for an unknown order or another list's cursor."""
 
     def select(query: list_pages.SortedQuery, bounds: list_pages.SortedSet) -> list[Any]:
-        parameters, order = QueryParameters(), query.order
-        where = _restrict(bounds, filter, parameters)
-        if order.column != "feedback":
-            rows = f"SELECT {list_pages.TRACE_VALUES[order.column]} AS v, t.trace_id AS id FROM {TRACES} WHERE {where}"
-            return _sort_page(db, rows, parameters, query)
-        scores = newest_feedback([order.key or ""], parameters)
-        # of traces without feedback, the score is NULL, because the column is nullable
-        source = (
-            f"(SELECT t.trace_id AS trace_id FROM {TRACES} WHERE {where}) AS t LEFT JOIN ({scores}) AS f USING trace_id"
-        )
-        return _sort_page(db, f"SELECT f.score AS v, t.trace_id AS id FROM {source}", parameters, query)
+        order = query.order
+
+        def ask(source: str, parameters: QueryParameters, last: Place | None, limit: int) -> list[Place]:
+            where = _restrict(bounds, filter, parameters)
+            if order.column == "feedback":
+                scores = newest_feedback([order.key or ""], parameters)
+                # of traces without feedback, the score is NULL, because the column is nullable
+                source = f"(SELECT t.trace_id AS trace_id FROM {source} WHERE {where}) AS t LEFT JOIN ({scores}) AS f USING trace_id"
+                rows = f"SELECT f.score AS v, t.trace_id AS id FROM {source}"
+            else:
+                value = list_pages.TRACE_VALUES[order.column]
+                rows = f"SELECT {value} AS v, t.trace_id AS id FROM {source} WHERE {where}"
+            return _sort_page(db, rows, parameters, order, last, limit)
+
+        return [(id, value, id) for value, id in find_places(ask, query.limit + 1, query.place)]
 
     find_set = lambda order: _find_set(db, filter, unlimited=order.column == "start")  # noqa: E731
     return list_pages.list_sorted(sort, filter, limit, cursor, find_set, select)[0]
@@ -120,7 +156,8 @@ def _sort_sessions(db: Connection, query: list_pages.SortedQuery, bounds: list_p
         f"SELECT {list_pages.SESSION_VALUES[query.order.column]} AS v, t.session_id AS id FROM {TRACES}"
         f" WHERE {_restrict(bounds, query.filter, parameters)} AND t.session_id IS NOT NULL GROUP BY t.session_id"
     )
-    return _sort_page(db, rows, parameters, query)
+    rows_after = _sort_page(db, rows, parameters, query.order, query.place, query.limit + 1)
+    return [(id, value, id) for value, id in rows_after]
 
 
 # Sessions

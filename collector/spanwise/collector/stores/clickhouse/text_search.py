@@ -68,17 +68,25 @@ def fold_words(texts: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
-def compile_text(text: str, parameters: QueryParameters, within: str | None = None) -> list[str]:
+def compile_text(text: str, parameters: QueryParameters) -> list[str]:
     """Return SQL conditions on a row `t` of `traces`, all of which hold for traces that contain all terms of a text.
 
-    `within` is the SQL of a list of trace ids, outside of which nothing needs to be searched. Raise `Refused` for too
-    many or too short prefixes, and for too many words.
+    Raise `Refused` for too many or too short prefixes, and for too many words.
     """
     terms = compile_terms(text)
     check_terms(terms)
-    limits = [] if within is None else [f"trace_id IN {within}"]
-    searches = [" AND ".join([*limits, *_compile_term(term, parameters)]) for term in terms]
-    return [f"t.trace_id IN (SELECT trace_id FROM spans FINAL WHERE {search})" for search in searches]
+    found = []
+    for term in terms:
+        search = " AND ".join(_compile_term(term, parameters))
+        of_spans = f"SELECT trace_id FROM {parameters.rows_of('spans')} AND {search}"
+        if parameters.is_loose:
+            # The index counts spans without reading them. If as many spans as half of the traces have the term, most of
+            # the newest traces have it
+            is_frequent = f"(SELECT 2 * count() > (SELECT count() FROM traces) FROM spans WHERE {search})"
+            found.append(f"({is_frequent} OR t.trace_id IN ({of_spans} AND NOT {is_frequent}))")
+        else:
+            found.append(f"t.trace_id IN ({of_spans})")
+    return found
 
 
 def _compile_term(term: IndexTerm, parameters: QueryParameters) -> list[str]:
@@ -89,7 +97,7 @@ def _compile_term(term: IndexTerm, parameters: QueryParameters) -> list[str]:
         conditions.append(f"hasAllTokens(words, {parameters.bind(whole, 'Array(String)')})")
     if term.is_prefix:  # a token consists of letters and digits, so it has no wildcard
         conditions.append(f"words LIKE {parameters.bind(f'%{tokens[-1]}%', 'String')}")
-    if len(tokens) > 1:
+    if len(tokens) > 1 and not parameters.is_loose:  # the index does not know the order of words
         phrase = f" {' '.join(tokens)}" + ("" if term.is_prefix else " ")
         conditions.append(f"position(words, {parameters.bind(phrase, 'String')}) > 0")
     return conditions

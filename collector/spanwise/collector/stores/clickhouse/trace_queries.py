@@ -1,7 +1,7 @@
 """Trace queries: SQL of lists of summaries, whole traces, and parts of traces.
 
-Lists read the table of summaries in one pass, however many conditions a filter has: for 400,000 traces that takes
-tens of milliseconds. All rows of a trace are found by primary key.
+Lists read the table of summaries in one pass, however many conditions a filter has, without `FINAL`; then they read the
+current rows of the traces found (`record_lists.find_places`). All rows of a trace are found by primary key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import JSON, Feedback, OpenRun, Run
 from spanwise.collector.stores.clickhouse import record_lists, senders
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters, Row
-from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES
+from spanwise.collector.stores.clickhouse.filter_sql import COMPLETE_SQL, TRACES, compile_filter, current_rows
 from spanwise.collector.stores.clickhouse.span_rows import RUN_COLUMNS, decode_run
 from spanwise.collector.stores.queries.trace_reader import (
     SUMMARY_FIELDS,
@@ -24,7 +24,7 @@ from spanwise.collector.stores.queries.trace_reader import (
     StoredTrace,
     TraceReader,
 )
-from spanwise.collector.stores.table_rows import loads
+from spanwise.collector.stores.table_rows import loads, parse_text_cursor
 from spanwise.collector.stores.trace_assembly import DerivationNode, RunNode
 
 _SUMMARY_COLUMNS = ", ".join(
@@ -42,11 +42,30 @@ def select_traces(
 ) -> tuple[list[Any], str | None]:
     """Return rows of the traces that pass, latest start first, and the cursor of the next page.
 
-    The first column is `t.trace_id`. The traces are found first, and their rows read then, because a query with `FINAL`
-    reads all of its columns of all traces. Raise `Refused` for an invalid cursor.
+    The first column is `t.trace_id`. Columns are only read from the rows of few traces. Raise `Refused` for an invalid
+    cursor.
     """
-    rows, next = record_lists.find_traces(db, filter, "t.trace_id, t.start_ns", limit, cursor, where=where)
-    return read_in_order(db, columns, [row[0] for row in rows]), next
+    rows, most = dict[str, Any](), limit + 1
+
+    def ask(source: str, parameters: QueryParameters, last: record_lists.Place | None, limit: int) -> list[Any]:
+        condition = f"{compile_filter(filter, parameters)} AND {where}"
+        if last is not None:
+            start_ns, trace_id = last
+            condition += (
+                f" AND (t.start_ns, t.trace_id) < ({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
+            )
+        order = f"ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(limit)}"
+        are_few = parameters.within is not None and limit <= most
+        shown = columns if are_few else "t.trace_id"
+        found = db.query(f"SELECT t.start_ns, {shown} FROM {source} WHERE {condition} {order}", parameters)
+        rows.update((row[1], row[1:]) for row in found if are_few)
+        return [row[:2] for row in found]
+
+    found = record_lists.find_places(ask, most, None if cursor is None else parse_text_cursor(cursor))
+    next = "{}.{}".format(*found[limit - 1]) if len(found) > limit else None
+    trace_ids = list(dict.fromkeys(trace_id for _, trace_id in found[:limit]))  # a start may just have moved
+    rows.update((row[0], row) for row in read_in_order(db, columns, [id for id in trace_ids if id not in rows]))
+    return [rows[trace_id] for trace_id in trace_ids if trace_id in rows], next
 
 
 def read_in_order(db: Connection, columns: str, trace_ids: Sequence[str]) -> list[Any]:
@@ -54,7 +73,7 @@ def read_in_order(db: Connection, columns: str, trace_ids: Sequence[str]) -> lis
     if not trace_ids:
         return []
     parameters = QueryParameters()
-    sql = f"SELECT {columns} FROM {TRACES} WHERE t.trace_id IN {parameters.texts(trace_ids)}"
+    sql = f"SELECT {columns} FROM {current_rows(parameters.texts(trace_ids))}"
     rows = {row[0]: row for row in db.query(sql, parameters)}
     return [rows[trace_id] for trace_id in trace_ids if trace_id in rows]  # some may just have been deleted
 
@@ -65,7 +84,10 @@ def select_spans(db: Connection, columns: str, places: Collection[Place]) -> Ite
         return
     parameters, wanted = QueryParameters(), set(places)
     traces, ids = (parameters.texts(dict.fromkeys(each)) for each in zip(*places, strict=True))
-    sql = f"SELECT trace_id, span_id, {columns} FROM spans FINAL WHERE trace_id IN {traces} AND span_id IN {ids}"
+    sql = (
+        f"SELECT trace_id, span_id, {columns} FROM spans WHERE trace_id IN {traces} AND span_id IN {ids}"
+        " ORDER BY version DESC, number DESC LIMIT 1 BY trace_id, span_id"
+    )
     for trace_id, span_id, *values in db.query(sql, parameters):
         if (trace_id, span_id) in wanted:
             yield (trace_id, span_id), values

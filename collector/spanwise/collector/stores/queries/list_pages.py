@@ -79,6 +79,11 @@ class SortedQuery(NamedTuple):
     last: Sequence[Any]
     limit: int
 
+    @property
+    def place(self) -> tuple[Any, str] | None:
+        """Return the last value and id; None for the first page."""
+        return (self.last[0], self.last[1]) if self.last else None
+
 
 def list_sorted(
     sort: str,
