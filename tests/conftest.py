@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # No deadlines: on a busy machine, an example that the scheduler interrupts would fail.
-settings.register_profile("quick", deadline=None, max_examples=25)
-settings.register_profile("full", deadline=None)
+# Nor is there a limit for the time that data takes to make: oracles load slowly the first time.
+unhurried = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", **unhurried, max_examples=25)
+settings.register_profile("full", **unhurried)
 settings.load_profile("quick")
 HOME_SPOOL = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "spanwise", "spill")
+MIN_MEMORY_BYTES = 6 * 2**30
 at_home_before = set(HOME_SPOOL.glob("*/*"))
 
 
@@ -32,6 +35,7 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTEST_ADDOPTS", None)  # what is asked of this run is not asked of one that a test starts
+    temporary_files_in_memory()
     spool_elsewhere()
     no_cache()
     certificates_once()
@@ -56,6 +60,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def temporary_files_in_memory() -> None:
+    """Use a file system in memory for temporary files, unless `TMPDIR` is set or there is no large one.
+
+    A disk takes milliseconds to sync a file, and ClickHouse syncs several for each insert. Killed processes lose nothing
+    by this, only a loss of power would.
+    """
+    memory = "/dev/shm"
+    if "TMPDIR" in os.environ or not os.path.isdir(memory):
+        return
+    info = os.statvfs(memory)
+    if info.f_bavail * info.f_frsize >= MIN_MEMORY_BYTES and not info.f_flag & os.ST_NOEXEC:
+        os.environ["TMPDIR"] = tempfile.tempdir = memory
 
 
 def spool_elsewhere() -> None:

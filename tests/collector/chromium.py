@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from page_scripts import require_scripts
@@ -26,6 +27,12 @@ def chromium(*flags: str) -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=found, args=[*FLAGS, *flags])
         yield browser
         browser.close()
+
+
+def find_violations(page: Page, selector: str | None = None) -> list[tuple[str, str]]:
+    """Return the accessibility rules that a page or the elements of a selector violate, each with the first such element."""
+    found = Axe().run(page, context=selector).response["violations"]
+    return [(each["id"], each["nodes"][0]["html"][:200]) for each in found]
 
 
 class PageWatch:

@@ -38,8 +38,8 @@ START_SECONDS = 60.0
 class ClickHouseServer:
     """Server process, on a port that the system chooses, with data in a new folder. `stop` deletes the folder.
 
-    `namespace` is the network namespace in which it listens on `host`. `kept` is the path of a folder that is used instead
-    and not deleted.
+    `namespace` is the network namespace in which it listens on `host`. `kept` is the path of a folder that is used
+    instead and not deleted.
     """
 
     def __init__(self, host: str = "127.0.0.1", namespace: str | None = None, *, kept: str | None = None) -> None:
@@ -67,6 +67,7 @@ class ClickHouseServer:
         if self._real:
             return
         command = [*self._in_namespace, sys.executable, __file__, self._folder, self._host, str(self.port)]
+        command.append(str(self._is_kept))
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -111,6 +112,13 @@ class ClickHouseServer:
         finally:
             with contextlib.suppress(OSError, RuntimeError):  # a test may have killed the server
                 self.execute(f"DROP DATABASE IF EXISTS {name} SYNC")
+
+    def empty_database(self, url: str) -> None:
+        """Delete the rows of all tables of a store, except for its version and identity."""
+        name = urllib.parse.urlsplit(url).path.strip("/")
+        condition = f"database = '{name}' AND total_rows > 0 AND name != 'database_facts'"
+        for table in self.execute(f"SELECT name FROM system.tables WHERE {condition}").split():
+            self.execute(f"TRUNCATE TABLE {name}.{table} SYNC")
 
 
 # The server's side: requests are parsed and executed by the engine.
@@ -305,15 +313,19 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
 
-def serve(folder: str, host: str, port: int) -> None:
-    """Serve until standard input ends, which it does when the process that started this one ends."""
+def serve(folder: str, host: str, port: int, is_kept: bool) -> None:
+    """Serve until standard input ends, which it does when the process that started this one ends. Then delete the data,
+    unless it is kept.
+    """
     Handler.engine = Engine(folder)
     server = Server((host, port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.buffer.read()
+    if not is_kept:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    serve(str(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3]))
+    serve(str(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "True")

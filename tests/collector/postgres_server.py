@@ -51,7 +51,9 @@ class PostgresServer:
         # Root may not run PostgreSQL, and the user postgres may not enter the folders of tests
         self._prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
         self._in_namespace = ["ip", "netns", "exec", namespace] if namespace else []
-        self.folder = Path(tempfile.mkdtemp(prefix="spanwise-pg-", dir="/tmp"))  # a socket's path must be short
+        temporary = tempfile.gettempdir()
+        place = temporary if len(temporary) < 20 else "/tmp"  # a socket's path must be short
+        self.folder = Path(tempfile.mkdtemp(prefix="spanwise-pg-", dir=place))
         if self._prefix:
             shutil.chown(self.folder, "postgres")
         os.chmod(self.folder, 0o755)

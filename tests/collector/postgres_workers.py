@@ -14,13 +14,15 @@ from spanwise.collector.records import Booking, Claim, ClaimResult, Decision, Ex
 from spanwise.collector.stores.postgres import PostgresControl
 
 Job = Callable[..., Any]
+# Processes are forks of one that has imported what they need and has neither threads nor connections
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["psycopg", "spanwise.collector.stores.postgres"])
 
 
 def run_together(job: Job, url: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
     """Run a job in as many processes, which begin when all are ready, and return their results."""
-    context = multiprocessing.get_context("spawn")
-    ready, results = context.Barrier(len(arguments)), context.Queue()
-    processes = [context.Process(target=_run, args=(job, url, one, ready, results)) for one in arguments]
+    ready, results = CONTEXT.Barrier(len(arguments)), CONTEXT.Queue()
+    processes = [CONTEXT.Process(target=_run, args=(job, url, one, ready, results)) for one in arguments]
     for process in processes:
         process.start()
     try:
@@ -44,7 +46,7 @@ def _run(job: Job, url: str, arguments: tuple[Any, ...], ready: Any, results: An
 
 def start(job: Job, url: str, *arguments: Any) -> multiprocessing.process.BaseProcess:
     """Start a job alone. The test kills it, or waits for its end."""
-    process = multiprocessing.get_context("spawn").Process(target=job, args=(url, *arguments))
+    process = CONTEXT.Process(target=job, args=(url, *arguments))
     process.start()
     return process
 

@@ -22,8 +22,8 @@ DAY = 86_400 * SECOND
 
 
 @pytest.fixture
-def traces(clickhouse_url: str) -> Iterator[ClickHouseTraces]:
-    with closing(ClickHouseTraces(clickhouse_url)) as traces:
+def traces(empty_clickhouse: str) -> Iterator[ClickHouseTraces]:
+    with closing(ClickHouseTraces(empty_clickhouse)) as traces:
         yield traces
 
 

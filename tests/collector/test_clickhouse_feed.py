@@ -21,15 +21,15 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def traces(clickhouse_url: str) -> Iterator[ClickHouseTraces]:
-    with closing(ClickHouseTraces(clickhouse_url)) as traces:
+def traces(empty_clickhouse: str) -> Iterator[ClickHouseTraces]:
+    with closing(ClickHouseTraces(empty_clickhouse)) as traces:
         yield traces
 
 
 @pytest.fixture
-def other(clickhouse_url: str, traces: ClickHouseTraces) -> Iterator[ClickHouseTraces]:
+def other(empty_clickhouse: str, traces: ClickHouseTraces) -> Iterator[ClickHouseTraces]:
     """A second collector on the same database."""
-    with closing(ClickHouseTraces(clickhouse_url)) as other:
+    with closing(ClickHouseTraces(empty_clickhouse)) as other:
         yield other
 
 
@@ -149,13 +149,13 @@ def test_positions_do_not_go_back_with_the_clock_of_the_server(traces: ClickHous
 
 
 def test_a_collector_that_starts_later_continues_after_all_positions(
-    clickhouse_url: str, traces: ClickHouseTraces
+    empty_clickhouse: str, traces: ClickHouseTraces
 ) -> None:
     traces.append([run()])
     traces._db._advance(traces.changes().heads[0].change + 3600 * 10**9)
     traces.append([run()])
     cursor = traces.changes().cursor
-    with closing(ClickHouseTraces(clickhouse_url)) as fresh:
+    with closing(ClickHouseTraces(empty_clickhouse)) as fresh:
         fresh.append([later := run()])
         assert [head.trace_id for head in fresh.changes(cursor).heads] == [later.trace_id]
 

@@ -30,15 +30,15 @@ DAY = 86_400 * SECOND
 
 
 @pytest.fixture
-def traces(clickhouse_url: str) -> Iterator[ClickHouseTraces]:
-    with closing(ClickHouseTraces(clickhouse_url)) as traces:
+def traces(empty_clickhouse: str) -> Iterator[ClickHouseTraces]:
+    with closing(ClickHouseTraces(empty_clickhouse)) as traces:
         yield traces
 
 
 @pytest.fixture
-def other(clickhouse_url: str, traces: ClickHouseTraces) -> Iterator[ClickHouseTraces]:
+def other(empty_clickhouse: str, traces: ClickHouseTraces) -> Iterator[ClickHouseTraces]:
     """A second collector on the same database."""
-    with closing(ClickHouseTraces(clickhouse_url)) as other:
+    with closing(ClickHouseTraces(empty_clickhouse)) as other:
         yield other
 
 
@@ -108,9 +108,9 @@ class LossyProxy:
 
 @pytest.mark.parametrize("table", ["spans", "traces"])
 def test_an_insert_whose_answer_is_lost_is_stored_once(
-    clickhouse_server: ClickHouseServer, clickhouse_url: str, traces: ClickHouseTraces, table: str
+    clickhouse_server: ClickHouseServer, empty_clickhouse: str, traces: ClickHouseTraces, table: str
 ) -> None:
-    address = urlsplit(clickhouse_url)
+    address = urlsplit(empty_clickhouse)
     with closing(LossyProxy(address.port or 8123, table)) as proxy:
         through = urlunsplit(address._replace(netloc=f"default@127.0.0.1:{proxy.port}"))
         with closing(ClickHouseTraces(through)) as lossy:
@@ -155,13 +155,13 @@ def write_part(url: str, runs: Sequence[Run], ready: Any) -> None:
 
 
 def test_a_trace_at_two_collectors_at_once_has_a_complete_summary(
-    clickhouse_url: str, traces: ClickHouseTraces
+    empty_clickhouse: str, traces: ClickHouseTraces
 ) -> None:
     context = multiprocessing.get_context("spawn")
     ready, root = context.Barrier(2), run()
     halves = [[child(root, f"part {n}", span_id=f"{n:016x}") for n in range(first, 41, 2)] for first in (1, 2)]
     halves[0].append(root)
-    workers = [context.Process(target=write_part, args=(clickhouse_url, half, ready)) for half in halves]
+    workers = [context.Process(target=write_part, args=(empty_clickhouse, half, ready)) for half in halves]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -190,10 +190,10 @@ def write_until_killed(url: str, acknowledged: Any) -> None:
             acknowledged.send(root.trace_id)
 
 
-def test_all_that_a_killed_collector_acknowledged_is_complete(clickhouse_url: str, traces: ClickHouseTraces) -> None:
+def test_all_that_a_killed_collector_acknowledged_is_complete(empty_clickhouse: str, traces: ClickHouseTraces) -> None:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    worker = context.Process(target=write_until_killed, args=(clickhouse_url, sender))
+    worker = context.Process(target=write_until_killed, args=(empty_clickhouse, sender))
     worker.start()
     sender.close()
     ids = [receiver.recv() for _ in range(8)]
@@ -352,8 +352,8 @@ def test_a_full_queue_is_unavailable(traces: ClickHouseTraces, monkeypatch: pyte
     assert traces.count()["spans"] == 2
 
 
-def test_a_closed_store_says_so(clickhouse_url: str) -> None:
-    traces = ClickHouseTraces(clickhouse_url)
+def test_a_closed_store_says_so(empty_clickhouse: str) -> None:
+    traces = ClickHouseTraces(empty_clickhouse)
     future = traces.append_async([run()])
     traces.close()
     traces.close()

@@ -4,17 +4,12 @@ import asyncio
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from evaluators.tiny_models import tiny_hhem, tiny_nli, tiny_relevance, tiny_toxicity  # noqa: F401
 from spanwise.collector.records import Case, Document, Example, Run, Target, Trace
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # the oracle must not call home
-settings.register_profile(  # oracles load slowly the first time, and machines may be busy
-    "evaluators", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("evaluators")
 TRACE_ID = "1" * 32
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from collector.chromium import chromium
+from collector.chromium import chromium, find_violations
 from collector.making import child, run
 from collector.pages.odd_traces import LONG_USER, OPEN_TRACE, odd_traces, running_agent
 from collector.pages.scene import experiment
@@ -89,11 +88,6 @@ def open_page(browser: Browser, address: str, width: int = 1440, **options: obje
     return page
 
 
-def violations(page: Page) -> list[tuple[str, str]]:
-    found = Axe().run(page).response["violations"]
-    return [(each["id"], each["nodes"][0]["html"][:200]) for each in found]
-
-
 ORDINARY_PAGES = (
     "/",
     "/?since=1h&group=name",
@@ -125,13 +119,13 @@ def test_nothing_reaches_beyond_the_window_and_axe_finds_nothing(browser, ordina
     for address in addresses:
         page.goto(address)
         reach = page.evaluate("document.documentElement.scrollWidth")
-        if found := violations(page) + ([("too wide", str(reach))] if reach > width else []):
+        if found := find_violations(page) + ([("too wide", str(reach))] if reach > width else []):
             problems[address] = found
     page.goto(f"{odd}/traces")
     page.locator("a.row-link").first.press("Enter")
     page.wait_for_url("**/traces/*")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert violations(page) == []
+    assert find_violations(page) == []
     assert problems == {}
 
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from collector.chromium import chromium
+from collector.chromium import chromium, find_violations
 from collector.making import run
 from collector.pages.odd_traces import odd_traces
 from collector.pages.test_layout_browser import (
@@ -19,7 +19,6 @@ from collector.pages.test_layout_browser import (
     open_page,
     ordinary_traces,
     serve,
-    violations,
 )
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -132,7 +131,7 @@ def test_in_a_narrow_window_the_panel_covers_the_list(browser, ordinary, width):
     assert (box["x"], box["y"], box["width"]) == (0, 0, width)
     expect(page.locator("#panel")).to_be_focused()
     assert page.locator("#beside > .rows").evaluate("rows => rows.inert")
-    assert violations(page) == []
+    assert find_violations(page) == []
     page.keyboard.press("Escape")
     expect_no_panel(page)
     expect(rows(page).nth(1)).to_be_focused()
@@ -155,7 +154,7 @@ def test_beside_the_panel_the_list_is_readable(browser, ordinary, odd, width):
         assert min(widths) >= SIXTEEN_CHARACTERS
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.locator("#panel").evaluate("panel => panel.scrollWidth <= panel.clientWidth")
-        assert violations(page) == []
+        assert find_violations(page) == []
         page.close()
 
 
@@ -173,7 +172,7 @@ def test_two_rows_are_compared(browser, ordinary, width, has_scripts):
     assert page.locator("tbody tr").first.bounding_box()["height"] == height
     if has_scripts:
         expect_no_panel(page)
-        assert violations(page) == []
+        assert find_violations(page) == []
     page.get_by_role("button", name="Compare selected").click()
     page.wait_for_url(f"**/traces/compare?ids={first}&ids={second}")
     assert page.locator("h1", has_text="Compare").count() == 1
@@ -278,7 +277,7 @@ def test_the_line_suggests_and_filters_by_keyboard_alone(browser, ordinary):
     page.get_by_role("option", name="feedback.faithful<").wait_for()
     page.keyboard.type("faith")
     expect(page.locator("#suggestions li")).to_have_count(1)
-    assert violations(page) == []
+    assert find_violations(page) == []
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Tab")
     page.keyboard.type("0.5 status=e")
@@ -381,7 +380,8 @@ def test_the_menus_of_the_list_fit_and_are_accessible(browser, ordinary, width, 
         assert box["x"] >= 0, dialog
         assert box["x"] + box["width"] <= width, dialog
         assert box["y"] >= 0, dialog
-        assert violations(page) == [], dialog
+        # The list behind the menus is the same each time; its audit takes seconds
+        assert find_violations(page, None if name == "Save view" else "[popover]:popover-open") == [], dialog
         page.keyboard.press("Escape")
 
 
