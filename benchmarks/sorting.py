@@ -18,7 +18,7 @@ from contextlib import closing
 
 from spanwise.collector.filters import Filter
 from spanwise.collector.stores.sqlite.database.connections import READER_CACHE_KB, Reader
-from spanwise.collector.stores.sqlite.query.trace_queries import list_traces
+from spanwise.collector.stores.sqlite.query.trace_queries import TraceQueries
 
 DAY, BUDGET, ROUNDS = 86_400 * 10**9, 100.0, 20
 FIRST_START, TRACES = 1_750_000_000 * 10**9, 1_000_000
@@ -88,7 +88,7 @@ def _measure(db: sqlite3.Connection) -> None:
 
 def _time(reader: Reader, filter: Filter, order: str) -> float:
     begun = time.process_time()
-    page = list_traces(reader, filter, 50, None, order)
+    page = TraceQueries().list_traces(reader, filter, 50, None, order)
     assert len(page) == 50
     return (time.process_time() - begun) * 1e3
 

@@ -28,8 +28,8 @@ from spanwise.collector.records import Example, Feedback, Key, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
 from spanwise.collector.stores.flat_tables import TABLES, Table, iterate_pages
+from spanwise.collector.stores.queries import table_reader as table_records
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite.query import table_records
 
 
 @pytest.fixture

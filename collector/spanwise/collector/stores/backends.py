@@ -93,15 +93,21 @@ class RuleFeedback(NamedTuple):
         return self[2:]
 
 
+def find_highest_claims(rows: Iterable[RuleFeedback]) -> dict[ClaimKey, int]:
+    """Return the highest lease number of each target, rule and evaluator."""
+    highest: dict[ClaimKey, int] = {}
+    for row in rows:
+        highest[row.claim_key] = max(row.claim, highest.get(row.claim_key, 0))
+    return highest
+
+
 def compare_claims(rows: Sequence[RuleFeedback], stored: Sequence[RuleFeedback]) -> tuple[set[str], set[str]]:
     """Return the ids of new rows that are outdated, and of stored rows to be deleted.
 
     A row is outdated if the same target, rule and evaluator has feedback with a higher lease number. Stored rows that
     a new row overwrites are not deleted.
     """
-    highest: dict[ClaimKey, int] = {}
-    for row in (*stored, *rows):
-        highest[row.claim_key] = max(row.claim, highest.get(row.claim_key, 0))
+    highest = find_highest_claims((*stored, *rows))
     late = {row.id for row in rows if row.claim < highest[row.claim_key]}
     replaced = {row.id for row in stored if row.claim < highest[row.claim_key]}
     return late, replaced - {row.id for row in rows if row.id not in late}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -57,6 +57,14 @@ def make_range_sql(column: str, limits: Sequence[int]) -> str:
     names = [f"< {limits[0]}", *(f"{low} to {high}" for low, high in pairwise(limits)), f">= {limits[-1]}"]
     cases = [f"WHEN {column} < {limit} THEN '{name}'" for limit, name in zip(limits, names, strict=False)]
     return f"CASE WHEN {column} IS NULL THEN NULL {' '.join(cases)} ELSE '{names[-1]}' END"
+
+
+# SQL of the groups that all backends have as columns of a row `t` of `traces`
+TRACE_GROUPS: Mapping[str, str] = {
+    **{name: f"t.{name}" for name in ("project", "environment", "name")},
+    **{name: f"t.{name}_id" for name in ("user", "session", "experiment")},
+    "time_to_first_token_ms": make_range_sql("t.time_to_first_token_ms", FIRST_TOKEN_RANGES_MS),
+}
 
 
 class BucketTotals:

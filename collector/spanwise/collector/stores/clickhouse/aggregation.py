@@ -7,59 +7,46 @@ Percentiles are exact.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from spanwise.collector.alert_policy import parse_measure
-from spanwise.collector.filters import Filter, extend_filter, validate_filter
+from spanwise.collector.filters import Filter
 from spanwise.collector.formatting import error_group
-from spanwise.collector.records import JSON, Bucket, ScoreSums
+from spanwise.collector.records import Bucket, ScoreSums
 from spanwise.collector.stores.backends import BucketScore, RuleScore
 from spanwise.collector.stores.bucket_totals import (
     DOCUMENT_SUFFIX,
-    FIRST_TOKEN_RANGES_MS,
     MAX_BUCKETS,
     PERCENTS,
+    TRACE_GROUPS,
     BucketKey,
     BucketTotals,
     TooManyBuckets,
     check_arguments,
     get_place_order,
-    make_range_sql,
 )
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
-from spanwise.collector.stores.clickhouse.feedback_rows import FeedbackRow, decode_feedback
-from spanwise.collector.stores.clickhouse.filter_sql import COMPILERS, SLOT_COLUMNS, TRACES, compile_filter
+from spanwise.collector.stores.clickhouse.feedback_rows import decode_feedback
+from spanwise.collector.stores.clickhouse.filter_sql import ARRAYS, COMPILERS, SLOT_COLUMNS, TRACES, compile_filter
 from spanwise.collector.stores.clickhouse.record_lists import current_feedback, group_values
+from spanwise.collector.stores.queries.feedback_records import FeedbackRow
+from spanwise.collector.stores.queries.measure_query import MeasureQuery
 
 # SQL of the group of a trace; of groups in `_ARRAYS`, a trace may have several, and `group_value` is one of them
 _GROUPS = {
-    "project": "t.project",
-    "environment": "t.environment",
-    "name": "t.name",
-    "user": "t.user_id",
-    "session": "t.session_id",
-    "experiment": "t.experiment_id",
-    "model": "group_value",
+    **TRACE_GROUPS,
+    **dict.fromkeys(("model", "prompt_version", "agent", "finish_reason", "tag"), "group_value"),
     "error": "t.error",  # errors that have the same name are put together here (`error_group`)
     "prompt": "nullIf(group_value, '')",
-    "prompt_version": "group_value",
-    "agent": "group_value",
-    "finish_reason": "group_value",
-    "tag": "group_value",
     "version": "t.service_version",
-    "time_to_first_token_ms": make_range_sql("t.time_to_first_token_ms", FIRST_TOKEN_RANGES_MS),
 }
 # A trace whose array is empty is in no group
 _ARRAYS = {
-    "model": "mapKeys(t.models)",
+    **{name: ARRAYS[name] for name in ("model", "agent", "finish_reason", "tag")},
     "prompt": "{prompts}",
     "prompt_version": "arrayFlatten(arrayMap(prompt -> arrayMap(version -> concat(prompt, if(version = '', '', '@'), version),"
     " {versions}), {prompts}))",
-    "agent": "t.agents",
-    "finish_reason": "t.finish_reasons",
-    "tag": "t.tags",
 }
 
 
@@ -224,32 +211,20 @@ def list_bucket_scores(
         yield BucketScore(bucket, chosen.name_group(group), project, RuleScore(decode_feedback(row), session, start))
 
 
-def sum_measure(
-    db: Connection,
-    measure: str,
-    conditions: Mapping[str, JSON],
-    *,
-    project: str,
-    since_ns: int,
-    until_ns: int,
-    block_s: int,
-    by: str | None,
-) -> list[ScoreSums]:
+def sum_measure(db: Connection, query: MeasureQuery) -> list[ScoreSums]:
     """Return the sums of a measure over the traces that pass a filter, as `TraceStore.measure_sums` does.
 
     First the sums of each cluster (a session, or a trace without one) are computed, then those of all clusters of a
     block and group.
     """
-    comparison = parse_measure(measure)
-    limits = {"project": project, "since_ns": since_ns, "until_ns": until_ns}
-    filter = validate_filter(extend_filter(None, {**conditions, **limits}))
-    parameters, block_ns = QueryParameters(), block_s * 1_000_000_000
+    comparison, filter = query.parse()
+    parameters = QueryParameters()
     where = compile_filter(filter, parameters)
     [truth] = COMPILERS[comparison.field]((comparison.operator, comparison.number), parameters)
     source, group = TRACES, "NULL"
-    if by is not None:
-        source, group = f"{TRACES} ARRAY JOIN {group_values(by, parameters)} AS group_value", "group_value"
-    block = f"intDiv(t.start_ns - {parameters.integer(since_ns)}, {parameters.integer(block_ns)})"
+    if query.by is not None:
+        source, group = f"{TRACES} ARRAY JOIN {group_values(query.by, parameters)} AS group_value", "group_value"
+    block = f"intDiv(t.start_ns - {parameters.integer(query.since_ns)}, {parameters.integer(query.block_ns)})"
     clusters = (
         f"SELECT {block} AS block, {group} AS g, count() AS n, sumKahan(1 / ifNull(t.probability, 1)) AS w,"
         f" sumKahan(ifNull({truth}, 0) / ifNull(t.probability, 1)) AS y FROM {source} WHERE {where}"
@@ -257,10 +232,4 @@ def sum_measure(
     )
     sums = "sum(n), sumKahan(w), sumKahan(y), sumKahan(w * w), sumKahan(w * y), sumKahan(y * y)"
     rows = db.query(f"SELECT block, g, {sums} FROM ({clusters}) GROUP BY block, g ORDER BY block, g", parameters)
-    names = ("n", "weight", "total", "weight_squares", "products", "total_squares")
-    return [
-        ScoreSums(
-            key=measure, group=group, start_ns=since_ns + block * block_ns, **dict(zip(names, sums_, strict=True))
-        )
-        for block, group, *sums_ in rows
-    ]
+    return [query.make_sums(query.since_ns + block * query.block_ns, *sums) for block, *sums in rows]

@@ -10,25 +10,18 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from spanwise.collector.errors import Refused
 from spanwise.collector.records import JSON, Amendment, Feedback, Target
 from spanwise.collector.stores import trace_assembly
-from spanwise.collector.stores.clickhouse import deletion
+from spanwise.collector.stores.clickhouse import deletion, span_rows
 from spanwise.collector.stores.clickhouse.connection import Database
-from spanwise.collector.stores.clickhouse.span_rows import (
-    MAX_AMENDMENTS,
-    RUN_COLUMNS,
-    SpanRow,
-    decode_amendments,
-    decode_run,
-    encode_amended_row,
-)
+from spanwise.collector.stores.clickhouse.span_rows import SpanRow
 from spanwise.collector.stores.run_codec import Fact, extract_fact
 from spanwise.collector.stores.side_records import (
     ANY_PROJECT,
     NO_TRACE,
     AmendmentTarget,
-    choose_evaluated_call,
+    check_amended_size,
+    find_amended_spans,
     get_amendment_target,
 )
 from spanwise.collector.stores.table_rows import dumps, loads
@@ -77,23 +70,17 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
     for target, fields in encoded:
         spans = [target]
         if target.trace_id == NO_TRACE:
-            calls = [(call.trace_id, call.fact) for call in _find_by_response(db, [target.span_id], target.project)]
-            if FEEDBACK_FIELD in fields:  # it belongs to one call
-                calls = choose_evaluated_call(target.span_id, calls)
-            found = [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in calls]
-            spans = found or spans
+            calls = _find_by_response(db, [target.span_id], target.project)
+            spans = find_amended_spans(target, fields, calls) or spans
         if target.trace_id not in gone:
             text = dumps(fields)
-            if len(text) > MAX_AMENDED_BYTES:
-                raise Refused(
-                    f"the amendment of span {target.span_id!r} has {len(text):,} bytes; the limit is {MAX_AMENDED_BYTES:,}"
-                )
+            check_amended_size(f"the amendment of span {target.span_id!r}", len(text), MAX_AMENDED_BYTES)
             id = hashlib.sha256(f"{target}{text}".encode()).hexdigest()[:32]
             rows += [StoredAmendment(*span, id, text, 0) for span in spans]
     _insert(db, rows)
     traces = {row.trace_id: None for row in rows if row.trace_id != NO_TRACE}
     responses = [row.span_id for row in rows if row.trace_id == NO_TRACE]
-    traces.update(dict.fromkeys(call.trace_id for call in _find_by_response(db, responses)))
+    traces.update(dict.fromkeys(trace_id for trace_id, _ in _find_by_response(db, responses)))
     stored = writer.read_stored(traces)
     apply_waiting(db, writer, stored, stored)
     writer.summarize(stored, stored, {})
@@ -112,32 +99,23 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
 
 
 def _insert(db: Database, rows: Sequence[StoredAmendment], *, applied: int = 0) -> None:
-    if rows:
-        # the same amendment sent again keeps its number and its state
-        columns: dict[str, Sequence[Any]] = dict(zip(StoredAmendment._fields, zip(*rows, strict=True), strict=True))
-        if not applied:
-            first = db.floor()
-            columns = {**columns, "number": [first + position for position in range(len(rows))]}
-        db.insert("amendments", {**columns, "applied": [applied] * len(rows)})
+    """Insert rows. The same amendment sent again keeps its number and its state."""
+    first = db.floor()
+    if not applied:
+        rows = [row._replace(number=first + position) for position, row in enumerate(rows)]
+    db.insert_rows("amendments", StoredAmendment._fields, rows, applied=applied)
 
 
-class _Call(NamedTuple):
-    trace_id: str
-    span_id: str
-    fact: Fact
-
-
-def _find_by_response(db: Database, response_ids: Sequence[str], project: str = ANY_PROJECT) -> list[_Call]:
-    """Return the spans with these response ids, the latest first."""
+def _find_by_response(db: Database, response_ids: Sequence[str], project: str = ANY_PROJECT) -> list[tuple[str, Fact]]:
+    """Return the spans with these response ids, each as trace id and fact, the latest first."""
     if not response_ids:
         return []
     sql = (
-        f"SELECT {RUN_COLUMNS} FROM spans FINAL WHERE response_id IN {{ids:Array(String)}} AND {{project:String}} IN ('', project)"
+        f"SELECT {span_rows.RUN_COLUMNS} FROM spans FINAL WHERE response_id IN {{ids:Array(String)}} AND {{project:String}} IN ('', project)"
         " ORDER BY start_ns DESC LIMIT {most:UInt32} BY response_id"
     )
     rows = db.query(sql, {"ids": list(response_ids), "project": project, "most": MAX_CANDIDATES})
-    runs = [decode_run(row) for row in rows]
-    return [_Call(run.trace_id, run.span_id, extract_fact(run)) for run in runs]
+    return [(run.trace_id, extract_fact(run)) for run in map(span_rows.decode_run, rows)]
 
 
 def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], stored: Mapping[str, Any]) -> None:
@@ -145,24 +123,21 @@ def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], sto
     ids = list(trace_ids)
     if not ids or not db.query("SELECT 1 FROM amendments LIMIT 1"):
         return
-    of_traces = f"SELECT {_COLUMNS}, applied FROM amendments FINAL WHERE trace_id IN {{ids:Array(String)}}"
+    of_traces = f"SELECT {_COLUMNS}, applied, '' FROM amendments FINAL WHERE trace_id IN {{ids:Array(String)}}"
     # amendments of model responses, with the spans that have these responses
     calls = (
-        "SELECT s.trace_id, s.span_id, a.project, a.id, a.fields, a.number, a.span_id FROM amendments AS a FINAL INNER JOIN"
+        "SELECT s.trace_id, s.span_id, a.project, a.id, a.fields, a.number, 0, a.span_id FROM amendments AS a FINAL INNER JOIN"
         " (SELECT trace_id, span_id, response_id FROM spans FINAL WHERE trace_id IN {ids:Array(String)} AND response_id <> '') AS s"
         " ON a.span_id = s.response_id WHERE a.trace_id = '' AND a.applied = 0"
     )
     by_span: dict[tuple[str, str], list[StoredAmendment]] = {}
     new: dict[StoredAmendment, list[StoredAmendment]] = {}  # not applied yet -> rows to be marked as applied
-    for *row, applied in db.query(of_traces, {"ids": ids}):
+    for *row, applied, response_id in (*db.query(of_traces, {"ids": ids}), *db.query(calls, {"ids": ids})):
         amendment = StoredAmendment(*row)
         by_span.setdefault(amendment[:2], []).append(amendment)
         if not applied:
-            new[amendment] = [amendment]
-    for *row, response_id in db.query(calls, {"ids": ids}):
-        amendment = StoredAmendment(*row)
-        by_span.setdefault(amendment[:2], []).append(amendment)
-        new[amendment] = [amendment, amendment._replace(trace_id=NO_TRACE, span_id=response_id)]
+            of_response = amendment._replace(trace_id=NO_TRACE, span_id=response_id)
+            new[amendment] = [amendment, of_response] if response_id else [amendment]
     feedback, done = list[Feedback](), list[StoredAmendment]()
     changed: dict[str, dict[str, SpanRow]] = {}
     for (trace_id, span_id), waiting in by_span.items():
@@ -170,14 +145,14 @@ def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], sto
         if not found:
             continue
         [[*row, version]] = found
-        project = extract_fact(decode_run(row)).project
+        project = extract_fact(span_rows.decode_run(row)).project
         allowed = sorted((one for one in waiting if one.project in (ANY_PROJECT, project)), key=lambda one: one.number)
         target = Target(trace_id=trace_id, span_id=span_id)
         for amendment in allowed:
             if amendment in new:
                 done += new[amendment]
                 feedback += trace_assembly.make_feedback(target, loads(amendment.fields).get(FEEDBACK_FIELD, {}))
-        count = max(version & MAX_AMENDMENTS, len(allowed)) + 1
+        count = max(version & span_rows.MAX_AMENDMENTS, len(allowed)) + 1
         if amended := _amend_row(row, [loads(amendment.fields) for amendment in allowed], count):
             changed.setdefault(trace_id, {})[span_id] = amended
     writer.insert(changed, stored)
@@ -187,17 +162,14 @@ def apply_waiting(db: Database, writer: RunWriter, trace_ids: Iterable[str], sto
 
 def _amend_row(row: Sequence[Any], all_fields: Sequence[dict[str, JSON]], count: int) -> SpanRow | None:
     """Return the stored run with its amendments; None if it has them already. Raise `Refused` if it becomes too large."""
-    earlier = decode_amendments(row)
+    earlier = span_rows.decode_amendments(row)
     before = earlier[1] if earlier else {}
     fields = [{name: value for name, value in one.items() if name != FEEDBACK_FIELD} for one in all_fields]
     merged = trace_assembly.merge_fields(before, *fields)
     if merged == before:
         return None
-    run = decode_run(row)
+    run = span_rows.decode_run(row)
     sent = earlier[0] if earlier else extract_fact(run).size
-    amended = encode_amended_row(trace_assembly.apply_amendment(run, merged, before), merged, sent, count)
-    if len(amended.payload) > MAX_AMENDED_BYTES:
-        raise Refused(
-            f"amended span {run.span_id!r} would take {len(amended.payload):,} bytes; the limit is {MAX_AMENDED_BYTES:,}"
-        )
+    amended = span_rows.encode_amended_row(trace_assembly.apply_amendment(run, merged, before), merged, sent, count)
+    check_amended_size(f"amended span {run.span_id!r}", len(amended.payload), MAX_AMENDED_BYTES)
     return amended

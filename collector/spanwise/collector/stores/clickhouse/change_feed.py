@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filters import EVALUATOR_KIND, Filter, validate_rule_filter
-from spanwise.collector.records import ChangePage, TraceHead
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
 from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters
-from spanwise.collector.stores.clickhouse.filter_values import evaluate_filters
-from spanwise.collector.stores.table_rows import parse_text_cursor
-
-MAX_HEADS = 10_000  # maximum number of heads in a page
-MAX_FILTERS = 500  # maximum number of filters in a call
+from spanwise.collector.stores.clickhouse.filter_values import ValueReader
+from spanwise.collector.stores.clickhouse.record_lists import find_traces
+from spanwise.collector.stores.queries import change_pages
+from spanwise.collector.stores.queries.trace_reader import missing_trace
 
 # The last change of each trace that meets a condition on `number`. Rows that were replaced are included: a trace whose
 # replaced row is in a range has a later row, too
@@ -29,10 +27,15 @@ _ROWS = (
     " UNION ALL SELECT trace_id, number FROM open_runs WHERE is_deleted = 0 AND {others}"
 )
 _CHANGES = f"SELECT trace_id, max(number) AS change FROM ({_ROWS}) GROUP BY trace_id"
-_HEAD_COLUMNS = (
-    "t.trace_id, t.change, t.start_ns, t.complete, t.dropped = 0, t.rooted, t.partial, t.judgement, t.size, t.span_count,"
-    " t.probability, t.project, t.environment, t.experiment_id, t.session_id, t.number,"
-    " t.trace_id IN (SELECT trace_id FROM open_runs FINAL)"
+_HEAD_FIELDS = (
+    *("trace_id", "start_ns", "rooted", "partial", "judgement", "size", "span_count", "probability", "project"),
+    *("environment", "experiment_id", "session_id", "number"),
+)
+_HEAD_COLUMNS = ", ".join(
+    (
+        *(f"t.{name}" for name in _HEAD_FIELDS),
+        *("t.change", "t.complete", "t.dropped = 0", "t.trace_id IN (SELECT trace_id FROM open_runs FINAL)"),
+    )
 )
 
 
@@ -46,8 +49,8 @@ def read_changes(db: Database, after: str | None, limit: int, filters: Sequence[
 
     Raise `Refused` for an invalid cursor or invalid filters.
     """
-    wanted = _validate_filters(filters)
-    position, horizon, limit = parse_change(db, after), db.horizon(), min(limit, MAX_HEADS)
+    wanted = change_pages.validate_filters(filters)
+    position, horizon, limit = parse_change(db, after), db.horizon(), min(limit, change_pages.MAX_HEADS)
     heads, end = list[TraceHead](), position if limit > 0 else horizon
     while not heads and end < horizon:
         end = _find_end(db, position, horizon, limit)
@@ -66,10 +69,7 @@ def read_changes(db: Database, after: str | None, limit: int, filters: Sequence[
 def _find_end(db: Database, begin: int, horizon: int, limit: int) -> int:
     """Return the position of the row that is `limit` rows after a position, or the horizon if there are fewer."""
     parameters = QueryParameters()
-    after, upto = parameters.bind(begin, "UInt64"), parameters.bind(horizon, "UInt64")
-    rows = _ROWS.format(
-        traces=f"change > {after} AND change <= {upto}", others=f"number > {after} AND number <= {upto}"
-    )
+    rows = _select_rows(parameters, begin, horizon)
     found = db.query(f"SELECT number FROM ({rows}) ORDER BY number LIMIT 1 OFFSET {limit - 1}", parameters)
     return int(found[0][0]) if found else horizon
 
@@ -87,35 +87,24 @@ def read_period(
 
     Their cursors are positions in this list. Raise `Refused` for an invalid cursor or invalid filters.
     """
-    wanted, now_ns = _validate_filters(filters), db.now()
-    start_ns, trace_id = (until_ns, "") if after is None else parse_text_cursor(after)
-    parameters = QueryParameters()
-    position = f"({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
-    sql = (
-        f"SELECT t.trace_id FROM traces AS t FINAL WHERE (t.kind <> '{EVALUATOR_KIND}' OR t.experiment_id IS NOT NULL)"
-        f" AND t.project = {parameters.text(project)} AND t.start_ns >= {parameters.integer(since_ns)}"
-        f" AND (t.start_ns, t.trace_id) < {position}"
-        f" ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(max(0, min(limit, MAX_HEADS)))}"
+    wanted, now_ns = change_pages.validate_filters(filters), db.now()
+    wanted_traces = Filter(project=project, since_ns=since_ns, until_ns=until_ns)
+    rows, _ = find_traces(
+        db, wanted_traces, "t.trace_id, t.start_ns", max(0, min(limit, change_pages.MAX_HEADS)), after
     )
-    ids = [row[0] for row in db.query(sql, parameters)]
+    ids = [row[0] for row in rows]
     found = {head.trace_id: head for head in _read_heads(db, _read_last_changes(db, ids, now_ns), wanted, now_ns)}
     heads = tuple(replace(found[id], cursor=f"{found[id].start_ns}.{id}") for id in ids if id in found)
-    return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else f"{start_ns}.{trace_id}", now_ns=now_ns)
+    return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else after or f"{until_ns}.", now_ns=now_ns)
 
 
 def read_head(db: Database, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
     """Return the head of one trace. Raise `NotFound` if the store has no runs of it."""
     now_ns = db.now()
-    heads = _read_heads(db, _read_last_changes(db, [trace_id], now_ns), _validate_filters(filters), now_ns)
+    heads = _read_heads(db, _read_last_changes(db, [trace_id], now_ns), change_pages.validate_filters(filters), now_ns)
     if not heads:
-        raise NotFound(f"there is no trace {trace_id!r} in this store")
+        raise missing_trace(trace_id)
     return heads[0]
-
-
-def _validate_filters(filters: Sequence[Filter]) -> list[Filter]:
-    if len(filters) > MAX_FILTERS:
-        raise Refused(f"at most {MAX_FILTERS} filters can be evaluated at once, got {len(filters)}; use several calls")
-    return [validate_rule_filter(filter) for filter in filters]
 
 
 def _read_last_changes(db: Database, trace_ids: Sequence[str], horizon: int) -> dict[str, int]:
@@ -133,7 +122,7 @@ def _read_heads(db: Database, changes: Mapping[str, int], filters: Sequence[Filt
     ids = list(changes)
     sql = f"SELECT {_HEAD_COLUMNS} FROM traces AS t FINAL WHERE t.trace_id IN {{ids:Array(String)}}"
     rows = db.query(sql, {"ids": ids})
-    results = evaluate_filters(db, now_ns, filters, ids) if filters else {}
+    results = ValueReader(db, now_ns, filters).evaluate_traces(ids) if filters else {}
     # a trace that arrived or was deleted between the queries has no results
     return [
         _make_head(row, changes[row[0]], results.get(row[0], ())) for row in rows if row[0] in results or not filters
@@ -141,31 +130,27 @@ def _read_heads(db: Database, changes: Mapping[str, int], filters: Sequence[Filt
 
 
 def _make_head(row: Sequence[Any], change: int, passes: tuple[bool | None, ...]) -> TraceHead:
-    trace_id, runs_change, start_ns, complete, whole, rooted, partial, judgement, size, span_count, *rest, is_open = row
-    probability, project, environment, experiment_id, session_id, number = rest
+    *values, runs_change, complete, whole, is_open = row
+    fields: dict[str, Any] = dict(zip(_HEAD_FIELDS, values, strict=True))
     change = max(change, runs_change)
     return TraceHead(
-        trace_id=trace_id,
+        **fields,
         change=change,
         runs_change=runs_change,
         changed_ns=change,
-        start_ns=start_ns,
         settled=False if is_open else None if complete is None else bool(complete),
         whole=bool(whole),
-        rooted=rooted,
-        partial=partial,
-        judgement=judgement,
-        size=size,
-        span_count=span_count,
-        probability=probability,
-        project=project,
-        environment=environment,
-        experiment_id=experiment_id,
-        session_id=session_id,
-        number=number,
         cursor=str(change),
         passes=passes,
     )
+
+
+def explain_filter(db: Database, trace_id: str, filter: Filter) -> list[ConditionResult]:
+    """Return the result of each condition for one trace. Raise `NotFound` if the store has no runs of it."""
+    reader = ValueReader(db, db.now(), [filter])
+    for explained in (results for rows in reader.read([trace_id]) for results in reader.explain_rows(rows)):
+        return explained
+    raise missing_trace(trace_id)
 
 
 def count_later_changes(db: Database, after: str | None) -> tuple[int, int | None]:
@@ -195,9 +180,7 @@ def parse_change(db: Database, cursor: str | None) -> int:
     """Return the position of a cursor. Raise `Refused` for a cursor that this store did not issue."""
     if cursor is None:
         return 0
-    number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
+    number = change_pages.parse_change_number(cursor)
     if number < 0 or 0 < number < db.created_ns or (number > db.floor() and number > db.now()):
-        raise Refused(
-            f"cursor {cursor!r} is no position in this store's feed; use the `cursor` of an earlier page, or none"
-        )
+        raise change_pages.refuse_change(cursor)
     return number

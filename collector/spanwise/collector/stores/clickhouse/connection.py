@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from spanwise.collector.errors import Closed, Refused, StoreError, TooSlow, Unavailable, require_extra
 from spanwise.collector.stores.clickhouse import schema
+from spanwise.collector.stores.table_rows import parse_text_cursor
 
 with require_extra("clickhouse", __name__):
     import clickhouse_connect
@@ -128,6 +129,13 @@ class QueryParameters(dict[str, Any]):
         self[name] = _encodable(value)
         return f"{{{name}:{type}}}"
 
+    @classmethod
+    def of(cls, **values: Any) -> QueryParameters:
+        """Return values by name."""
+        parameters = cls()
+        parameters.update((name, _encodable(value)) for name, value in values.items())
+        return parameters
+
     def text(self, value: str) -> str:
         """Add a text."""
         return self.bind(value, "String")
@@ -135,6 +143,11 @@ class QueryParameters(dict[str, Any]):
     def texts(self, values: Any) -> str:
         """Add a list of texts."""
         return self.bind(list(values), "Array(String)")
+
+    def position(self, cursor: str) -> str:
+        """Add the time and the key of a cursor, as a tuple. Raise `Refused` for an invalid cursor."""
+        time_ns, key = parse_text_cursor(cursor)
+        return f"({self.integer(time_ns)}, {self.text(key)})"
 
     def integer(self, value: int) -> str:
         """Add an integer of 64 bits."""
@@ -209,6 +222,10 @@ class Connection:
             raise self._translate(error, is_query=True) from None
         return list(map(tuple, result.result_rows))
 
+    def find(self, sql: str, ids: Collection[str | None], **others: Any) -> set[Any]:
+        """Return the values of the first column of a query with the parameter `ids`; none for no ids."""
+        return {row[0] for row in self.query(sql, {"ids": list(ids), **others})} if ids else set()
+
     def insert(self, table: str, columns: Mapping[str, Sequence[Any]], token: str | None = None) -> None:
         """Insert columns of values, and return when they are durable. All rows are of one partition.
 
@@ -233,6 +250,13 @@ class Connection:
                 if attempt == 2 or token is None or getattr(error, "code", None) is not None:
                     raise self._translate(error) from None
                 time.sleep(REPEAT_SECONDS)
+
+    def insert_rows(
+        self, table: str, names: Sequence[str], rows: Sequence[Row], token: str | None = None, **others: Any
+    ) -> None:
+        """Insert rows as `insert` does. `others` are columns with the same value in all rows."""
+        columns: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=bool(rows)))
+        self.insert(table, columns | {name: [value] * len(rows) for name, value in others.items()}, token)
 
     def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
         """Execute a statement that returns no rows. Raise `Unavailable` as `query` does."""

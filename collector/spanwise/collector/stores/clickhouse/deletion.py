@@ -16,9 +16,8 @@ from spanwise.collector.filters import Filter
 from spanwise.collector.records import Retention
 from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.clickhouse import schema
-from spanwise.collector.stores.clickhouse.connection import DAY_NS, Database, QueryParameters
-from spanwise.collector.stores.clickhouse.filter_sql import TRACES, compile_filter
-from spanwise.collector.stores.table_rows import cut_page, parse_text_cursor
+from spanwise.collector.stores.clickhouse.connection import DAY_NS, Database
+from spanwise.collector.stores.clickhouse.record_lists import find_traces
 
 BATCH_TRACES = 5_000  # traces per search
 MAX_KEEP_DAYS = 60_000
@@ -48,30 +47,23 @@ def find_deleted_and_present(db: Database, trace_ids: Iterable[str], *tables: st
     return [{trace_id for number, trace_id in rows if number == at} for at in range(len(parts))]
 
 
-def find_deletable(db: Database, filter: Filter, after: str | None, upto: int | None) -> DeletedTraces | None:
+def find_deletable(
+    db: Database, filter: Filter, after: str | None = None, upto: int | None = None
+) -> DeletedTraces | None:
     """Return up to `BATCH_TRACES` of the latest traces that pass the filter, including evaluators' own; None if none
     passes.
 
     The result includes the sessions that lose their last trace. `after` is a position in the list, `upto` the highest
     number of a trace.
     """
-    parameters = QueryParameters()
-    condition = compile_filter(filter, parameters, judgements=True)
-    if after is not None:
-        start_ns, trace_id = parse_text_cursor(after)
-        condition += f" AND (t.start_ns, t.trace_id) < ({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
-    if upto is not None:
-        condition += f" AND t.number <= {parameters.bind(upto, 'UInt64')}"
-    sql = (
-        f"SELECT t.start_ns, t.trace_id, t.session_id FROM {TRACES} WHERE {condition}"
-        " AND t.trace_id NOT IN (SELECT trace_id FROM tombstones)"
-        f" ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(BATCH_TRACES + 1)}"
+    where = "t.trace_id NOT IN (SELECT trace_id FROM tombstones)" + (
+        "" if upto is None else f" AND t.number <= {upto:d}"
     )
-    rows, next = cut_page(db.query(sql, parameters), BATCH_TRACES, 0, 1)
+    columns = "t.trace_id, t.start_ns, t.session_id"
+    rows, next = find_traces(db, filter, columns, BATCH_TRACES, after, where=where, judgements=True)
     if not rows:
         return None
-    ids = [row[1] for row in rows]
-    sessions = {row[2] for row in rows if row[2] is not None}
+    ids, sessions = [row[0] for row in rows], {row[2] for row in rows if row[2] is not None}
     left = {session for session, _ in _find_sessions(db, sessions, ids)}
     return DeletedTraces(ids, sorted(sessions - left), next)
 
@@ -140,14 +132,13 @@ def _find_judgements(db: Database, column: str, values: Collection[str]) -> set[
         f"SELECT DISTINCT judge_trace_id FROM feedback FINAL WHERE {column} IN {{ids:Array(String)}}"
         " AND judge_trace_id IS NOT NULL AND (source <> 'human' OR judge_trace_id IN (SELECT trace_id FROM traces))"
     )
-    return {row[0] for row in db.query(sql, {"ids": list(values)})} if values else set()
+    return db.find(sql, values)
 
 
 def find_removable_judgements(db: Database, ids: Collection[str]) -> list[str]:
     """Return those of the traces that are evaluators' own or have not arrived."""
     sql = "SELECT trace_id FROM traces FINAL WHERE trace_id IN {ids:Array(String)} AND NOT judgement"
-    others = {row[0] for row in db.query(sql, {"ids": list(ids)})} if ids else set()
-    return sorted(set(ids) - others)
+    return sorted(set(ids) - db.find(sql, ids))
 
 
 def delete_judgements(
@@ -159,7 +150,7 @@ def delete_judgements(
     if not ids:
         return
     sql = "SELECT DISTINCT judge_trace_id FROM feedback FINAL WHERE trace_id IN {traces:Array(String)} AND judge_trace_id IN {ids:Array(String)}"
-    linked = {row[0] for row in db.query(sql, {"traces": list(traces), "ids": list(ids)})}
+    linked = db.find(sql, ids, traces=list(traces))
     if removed := find_removable_judgements(db, set(ids) - linked - set(kept)):
         _put_tombstones(db, removed, secrets.token_hex(8))
         remove_rows(db, removed)

@@ -10,20 +10,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from spanwise.collector.errors import NotFound
-from spanwise.collector.records import JSON, Feedback, Outlet, apply_changes
-from spanwise.collector.stores.backends import RuleFeedback, TargetFeedback, compare_claims, find_replaced
+from spanwise.collector.records import JSON, Feedback, Outlet
+from spanwise.collector.stores.backends import RuleFeedback, TargetFeedback, compare_claims, find_highest_claims
 from spanwise.collector.stores.clickhouse import deletion
-from spanwise.collector.stores.clickhouse.connection import Database
+from spanwise.collector.stores.clickhouse.connection import Database, Row
 from spanwise.collector.stores.clickhouse.feedback_rows import (
     FEEDBACK_COLUMNS,
-    FeedbackRow,
     decode_feedback,
     decode_row,
     encode_feedback,
     make_feedback_columns,
 )
+from spanwise.collector.stores.queries import feedback_records
+from spanwise.collector.stores.queries.feedback_records import FeedbackRow
 from spanwise.collector.stores.store_interfaces import OutgoingFeedback
 
 _SELECT = f"SELECT {FEEDBACK_COLUMNS} FROM feedback FINAL"
@@ -40,7 +41,7 @@ class FeedbackWriter:
         """Store feedback. The same id overwrites, unless its content is the same or has a higher lease number."""
         by_id = {one.id: (encode_feedback(one), one.id == replace(one, id="").id) for one in feedback}
         rows = {id: row for id, (row, _) in by_id.items()}
-        gone = deletion.find_deleted(self._db, {row.trace_id for row in rows.values()} - {""})
+        gone = deletion.find_deleted(self._db, {row.trace_id for row in rows.values() if row.trace_id})
         outdated = {id for id, row in rows.items() if row.trace_id in gone}
         self.late += len(outdated)
         rule_rows = [row for id, row in rows.items() if row.rule and id not in outdated]
@@ -66,11 +67,14 @@ class FeedbackWriter:
             self._db.insert("feedback", columns, secrets.token_hex(8))
 
     def _delete_judgements(
-        self, ids: Collection[str | None], rows: Iterable[FeedbackRow], kept: Collection[str | None] = ()
+        self,
+        ids: Collection[str | None],
+        rows: Iterable[FeedbackRow],
+        kept: Collection[str | None] = (),
     ) -> None:
         """Delete evaluators' traces to which no feedback on the traces of these rows links any more."""
         judged = {id for id in ids if id is not None and id not in kept}
-        deletion.delete_judgements(self._db, judged, {row.trace_id for row in rows})
+        deletion.delete_judgements(self._db, judged, {row.trace_id or "" for row in rows})
 
     def _read_stored(self, rows: Iterable[FeedbackRow], given: Collection[str]) -> dict[str, FeedbackRow]:
         """Return the stored feedback with the ids of rows. Ids in `given` may be stored for another target."""
@@ -81,7 +85,7 @@ class FeedbackWriter:
         found = self._db.query(f"{_SELECT} WHERE {where} AND id IN {{ids:Array(String)}}", values) if known else []
         return {row.id: row for row in map(decode_row, [*found, *self._select_ids(given)])}
 
-    def _select_ids(self, ids: Collection[str]) -> Sequence[Sequence[object]]:
+    def _select_ids(self, ids: Collection[str]) -> Sequence[Row]:
         return self._db.query(f"{_SELECT} WHERE id IN {{ids:Array(String)}}", {"ids": list(ids)}) if ids else ()
 
     def _read_of_rules(self, rows: Iterable[FeedbackRow]) -> list[FeedbackRow]:
@@ -90,17 +94,14 @@ class FeedbackWriter:
         where = "(trace_id, session_id, experiment_id) IN {keys:Array(Tuple(String, String, String))} AND rule <> ''"
         return [decode_row(row) for row in self._db.query(f"{_SELECT} WHERE {where}", {"keys": list(keys)})]
 
-    def change(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
+    def change_feedback(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
         """Overwrite fields of feedback by id. Raise `NotFound` for an unknown id; then nothing is changed."""
-        stored = {row[0]: decode_feedback(row) for row in self._select_ids(list(changes))}
-        for id in changes:
-            if id not in stored:
-                raise NotFound(f"there is no feedback {id!r} in this store; none was changed")
-        made = [apply_changes(stored[str(id)], fields) for id, fields in changes.items()]
+        stored = {row[0]: decode_feedback(row) for row in self._select_ids(changes)}
+        made = feedback_records.change_stored(stored, changes)
         self.write(made)
         return made
 
-    def delete(self, ids: Collection[str]) -> int:
+    def delete_feedback(self, ids: Sequence[str]) -> int:
         """Delete feedback by id, with the judgements that only it links to. Return the number of rows."""
         rows = list(map(decode_row, self._select_ids(ids)))
         self._insert([], rows)
@@ -109,51 +110,23 @@ class FeedbackWriter:
 
     def replace_rule_feedback(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
         """Replace the feedback of earlier leases. Return for each entry whether it was stored (see `stores.backends`)."""
-        accepted = list[bool]()
-        together: dict[object, TargetFeedback] = {}  # entries that do not replace each other
-        for new in verdicts:
-            if (new.rule, new.target) in together:
-                accepted += self._replace(list(together.values()))
-                together.clear()
-            together[new.rule, new.target] = new
-        return accepted + self._replace(list(together.values()))
+        return [is_accepted for group in feedback_records.split_sets(verdicts) for is_accepted in self._replace(group)]
 
     def _replace(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
-        if not verdicts:
-            return []
         traces = [new.target.trace_id for new in verdicts if new.target.trace_id is not None]
         sql = "SELECT trace_id FROM traces FINAL WHERE trace_id IN {ids:Array(String)}"
-        present = {None, *(row[0] for row in self._db.query(sql, {"ids": traces}))} if traces else {None}
+        present = {None} | self._db.find(sql, traces)
         targets = [encode_feedback(Feedback(target=new.target, key="-", score=0.0)) for new in verdicts]
-        stored = self._read_of_rules(targets)
-        written, replaced, judged = list[Feedback](), dict[str, FeedbackRow](), set[str | None]()
-        accepted = list[bool]()
-        for new in verdicts:
-            target = new.target
-            ids = target.trace_id or "", target.session_id or ""
-            # a session without a project may be that of any, so feedback on it is replaced, too
-            projects = (target.project, None)
-            of_rule = [row for row in stored if row.rule == new.rule and row.project in projects]
-            own = [row for row in of_rule if (row.trace_id, row.session_id) == ids]
-            before = find_replaced(new, list(map(_get_rule_fields, own))) if new.target.trace_id in present else None
-            accepted.append(before is not None)
-            if before is None:  # no feedback links to the judgements of a refused entry
-                judged |= {feedback.judge_trace_id for feedback in new.feedback}
-                continue
-            of_set = [
-                feedback
-                if (feedback.rule, feedback.claim) == (new.rule, new.claim)
-                else replace(feedback, rule=new.rule, claim=new.claim, id="")
-                for feedback in new.feedback
-            ]
-            written += of_set
-            outdated = {row.id for row in before} - {feedback.id for feedback in of_set}
-            replaced |= {row.id: row._replace(claim=new.claim) for row in own if row.id in outdated}
-        self.write(written)
-        self._insert([], list(replaced.values()))
-        judged |= {row.judge_trace_id for row in replaced.values()}
-        self._delete_judgements(judged, (*targets, *replaced.values()))
-        return accepted
+        stored = {row.id: row for row in self._read_of_rules(targets)}
+        plan = feedback_records.plan_replacement(verdicts, map(_get_rule_fields, stored.values()), present)
+        self.write(plan.written)
+        replaced = [stored[id]._replace(claim=claim) for id, claim in plan.replaced.items()]
+        self._insert([], replaced)
+        # no feedback links to the judgements of a refused entry
+        judged = {feedback.judge_trace_id for new in plan.refused for feedback in new.feedback}
+        judged |= {row.judge_trace_id for row in replaced}
+        self._delete_judgements(judged, (*targets, *replaced))
+        return plan.accepted
 
     def remove_outdated(self, since_ns: int) -> int:
         """Delete feedback of rules that a later lease has replaced, on targets with feedback since a time. Return its
@@ -163,12 +136,8 @@ class FeedbackWriter:
         ones, or if an earlier lease stored its feedback last.
         """
         recent = "(SELECT trace_id, session_id FROM feedback WHERE rule <> '' AND toInt64(number) > {since:Int64})"
-        rows = [
-            decode_row(row)
-            for row in self._db.query(
-                f"{_SELECT} WHERE rule <> '' AND (trace_id, session_id) IN {recent}", {"since": since_ns}
-            )
-        ]
+        sql = f"{_SELECT} WHERE rule <> '' AND (trace_id, session_id) IN {recent}"
+        rows = list(map(decode_row, self._db.query(sql, {"since": since_ns})))
         outdated = [row._replace(claim=highest) for row, highest in _find_outdated(rows)]
         self._insert([], outdated)
         self._delete_judgements({row.judge_trace_id for row in outdated}, outdated)
@@ -176,17 +145,9 @@ class FeedbackWriter:
 
 
 def _get_rule_fields(row: FeedbackRow) -> RuleFeedback:
-    return RuleFeedback(
-        row.id,
-        row.claim or 0,
-        row.trace_id or None,
-        row.span_id,
-        row.document,
-        row.session_id or None,
-        row.experiment_id or None,
-        row.project,
-        row.rule,
-        row.evaluator,
+    values = (getattr(row, name) for name in RuleFeedback._fields)
+    return RuleFeedback._make(value or None if isinstance(value, str) else value for value in values)._replace(
+        claim=row.claim or 0
     )
 
 
@@ -195,59 +156,46 @@ def _find_outdated(rows: Sequence[FeedbackRow], others: Sequence[FeedbackRow] = 
 
     A marker of a deletion gets this number, so that a slow insert of the earlier lease does not undo the deletion.
     """
-    highest: dict[object, int] = {}
-    for row in map(_get_rule_fields, (*rows, *others)):
-        highest[row.claim_key] = max(row.claim, highest.get(row.claim_key, 0))
+    highest = find_highest_claims(map(_get_rule_fields, (*rows, *others)))
     found = ((row, highest[_get_rule_fields(row).claim_key]) for row in rows)
     return [(row, claim) for row, claim in found if (row.claim or 0) < claim]
 
 
 def _get_key(row: FeedbackRow) -> tuple[str, str, str]:
-    return row.trace_id, row.session_id, row.experiment_id
+    return row.trace_id or "", row.session_id or "", row.experiment_id or ""
 
 
 # Forwarding of feedback to other collectors. The rows of `feedback` are the queue, in the order of `number`.
 
-MAX_READ_CHARACTERS = 1024 * 1024  # characters of one read
-_CURRENT_OUTLETS = (
+_SELECT_OUTLETS = (
     "SELECT name, argMax(url, opened_ns), argMax(cursor, opened_ns), argMax(sent, opened_ns), argMax(dropped, opened_ns),"
     " argMax(tupleElement(status, 'error'), opened_ns), argMax(tupleElement(status, 'updated_ns'), opened_ns)"
     " FROM outlets FINAL GROUP BY name ORDER BY name"
 )
 
 
+def read_outlets(db: Database) -> list[tuple[Any, ...]]:
+    """Return rows of `OUTLET_COLUMNS` of all present and former outlets, by name."""
+    return db.query(_SELECT_OUTLETS)
+
+
 def list_outlets(db: Database) -> list[Outlet]:
     """Return all present and former outlets, by name."""
-    return [
-        Outlet(
-            name=name,
-            url=url,
-            cursor=cursor,
-            sent=sent,
-            dropped=dropped,
-            error=error,
-            updated_ns=updated_ns,
-            waiting=count_feedback_after(db, cursor),
-        )
-        for name, url, cursor, sent, dropped, error, updated_ns in db.query(_CURRENT_OUTLETS)
-    ]
+    return [feedback_records.make_outlet(row, count_feedback_after(db, row[2])) for row in read_outlets(db)]
 
 
 def open_outlet(db: Database, name: str, url: str) -> Outlet:
     """Return an outlet with its cursor. A new outlet, or one with another URL, starts after all present feedback."""
-    found = next((outlet for outlet in list_outlets(db) if outlet.name == name), None)
-    if found is None or found.url != url:
+    if (name, url) not in [row[:2] for row in read_outlets(db)]:
         now = db.now()
         _add_to_outlet(db, name, url, opened_ns=now, cursor=now, status=(now, None))
     return next(outlet for outlet in list_outlets(db) if outlet.name == name)
 
 
-def move_outlet(db: Database, name: str, cursor: int, sent: int, dropped: int, error: str | None) -> None:
+def move_outlet(db: Database, name: str, cursor: int, sent: int, dropped: int, error: str | None = None) -> None:
     """Record the cursor of an outlet, how many more rows were sent and dropped, and the error of the last attempt."""
-    found = next((outlet for outlet in list_outlets(db) if outlet.name == name), None)
-    if found is not None:
-        status = (db.now(), error)
-        _add_to_outlet(db, name, found.url, cursor=cursor, sent=sent, dropped=dropped, status=status)
+    for url in [row[1] for row in read_outlets(db) if row[0] == name]:
+        _add_to_outlet(db, name, url, cursor=cursor, sent=sent, dropped=dropped, status=(db.now(), error))
 
 
 def _add_to_outlet(db: Database, name: str, url: str, **values: object) -> None:
@@ -265,15 +213,13 @@ def read_feedback_after(db: Database, cursor: int, limit: int) -> list[OutgoingF
         " WHERE trace_id IN (SELECT trace_id FROM feedback WHERE number > {cursor:UInt64})) AS t ON t.trace_id = f.trace_id"
         " ORDER BY f.number"
     )
-    found, size = list[OutgoingFeedback](), 0
-    parameters = {"cursor": cursor, "horizon": db.horizon(), "limit": limit}
-    for *row, number, project, environment in db.query(sql, parameters):
-        size += sum(len(value) for value in row if isinstance(value, str))
-        if found and size > MAX_READ_CHARACTERS:
-            break
-        feedback = decode_feedback(row)
-        found.append(OutgoingFeedback(number, feedback, project or feedback.target.project, environment))
-    return found
+    rows = db.query(sql, {"cursor": cursor, "horizon": db.horizon(), "limit": limit})
+
+    def decode(row: Sequence[Any]) -> OutgoingFeedback:
+        feedback, (number, project, environment) = decode_feedback(row), row[-3:]
+        return OutgoingFeedback(number, feedback, project or feedback.target.project, environment)
+
+    return feedback_records.take_outgoing(rows, decode)
 
 
 def count_feedback_after(db: Database, cursor: int) -> int:
@@ -285,4 +231,4 @@ def count_feedback_after(db: Database, cursor: int) -> int:
 def find_stored_feedback(db: Database, ids: Collection[str]) -> set[str]:
     """Return those of the feedback ids that are stored."""
     sql = "SELECT id FROM feedback FINAL WHERE id IN {ids:Array(String)}"
-    return {row[0] for row in db.query(sql, {"ids": list(ids)})} if ids else set()
+    return db.find(sql, ids)

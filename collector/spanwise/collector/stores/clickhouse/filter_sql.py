@@ -6,11 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan
 from typing import Any, TypeAlias
 
-from spanwise.collector.errors import Refused
 from spanwise.collector.filters import (
     EVALUATOR_KIND,
-    OPERATORS,
-    YES_AND_NO,
     FeedbackCondition,
     Filter,
     metadata_text,
@@ -18,8 +15,16 @@ from spanwise.collector.filters import (
 )
 from spanwise.collector.stores.clickhouse.connection import QueryParameters
 from spanwise.collector.stores.clickhouse.text_search import compile_text
+from spanwise.collector.stores.queries.filter_columns import (
+    EQUAL_COLUMNS,
+    NUMBERS,
+    STATUSES,
+    check_operator,
+    get_compared_value,
+    list_conditions,
+)
+from spanwise.collector.stores.trace_summary import MAX_LISTED
 
-MAX_LISTED = 256  # names, kinds and models of a summary; if it has as many, there may be others in the spans
 QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete if no span has arrived for this long
 NOW_SQL = "toInt64(toUnixTimestamp64Nano(now64(9)))"  # clock of the server, which also sets `change`
 
@@ -31,6 +36,17 @@ COMPLETE_SQL = (
     "(t.dropped = 0 AND t.trace_id NOT IN (SELECT trace_id FROM open_runs FINAL)"
     f" AND if(t.complete IS NULL, toInt64(t.change) <= {NOW_SQL} - {QUIET_NS}, t.complete = 1))"
 )
+
+# Lists of values of a trace
+ARRAYS: Mapping[str, str] = {
+    "tag": "t.tags",
+    "agent": "t.agents",
+    "finish_reason": "t.finish_reasons",
+    "kind": "t.kinds",
+    "model": "mapKeys(t.models)",
+    "prompt": "mapKeys(t.prompts)",
+    "prompt_version": "arrayFlatten(mapValues(t.prompts))",
+}
 
 
 def current_rows(ids: str) -> str:
@@ -52,18 +68,9 @@ def compile_filter(filter: Filter, parameters: QueryParameters, *, judgements: b
     conditions = ["t.span_count > 0"]
     if filter.leaves_out_judgements and not judgements:
         conditions.append(VISIBLE_SQL)
-    for name in Filter.__slots__:
-        value = getattr(filter, name)
-        if value == getattr(_EMPTY_FILTER, name):
-            continue
-        if name == "prompt_version":
-            conditions += _prompt_version(value, filter.prompt, parameters)
-        else:
-            conditions += COMPILERS[name](value, parameters)
+    for name, value in list_conditions(filter):
+        conditions += COMPILERS[name](value, parameters)
     return " AND ".join(conditions)
-
-
-_EMPTY_FILTER = Filter()
 
 
 def _equals(column: str) -> Compiler:
@@ -87,8 +94,9 @@ def _has_or_in_spans(column: str, of_spans: str) -> Compiler:
     return compile_value
 
 
-def _prompt_version(version: str, prompt: str | None, parameters: QueryParameters) -> Conditions:
+def _prompt_version(wanted: tuple[str, str | None], parameters: QueryParameters) -> Conditions:
     """Compile a condition that a run used a version of a prompt, or of any prompt if `prompt` is None."""
+    version, prompt = wanted
     text = parameters.text(version)
     if prompt is not None:
         return [f"has(t.prompts[{parameters.text(prompt)}], {text})"]
@@ -105,19 +113,10 @@ def _comparison(expression: str) -> Compiler:
 
 def compare(expression: str, operator: str, bound: float | str, parameters: QueryParameters) -> str:
     """Return the SQL of a comparison. Nothing compares with NaN. Raise `Refused` for an unknown operator."""
-    if operator not in OPERATORS:
-        raise Refused(f"unknown operator {operator!r}; expected one of: {', '.join(OPERATORS)}")
+    check_operator(operator)
     if isinstance(bound, str):
         return f"{expression} {operator} {parameters.text(bound)}"
     return "0" if isnan(bound) else f"{expression} {operator} {parameters.number(bound)}"
-
-
-_STATUSES = {
-    "error": "t.status = 'error'",
-    "ok": "t.status NOT IN ('error', 'cancelled')",
-    "cancelled": "t.status = 'cancelled'",
-    "unset": "t.status = 'unset'",
-}
 
 
 def _error(value: str, parameters: QueryParameters) -> Conditions:
@@ -163,21 +162,11 @@ def _feedback(wanted: Iterable[FeedbackCondition], parameters: QueryParameters) 
     """Compile one condition for all comparisons of a key, which apply to the same feedback."""
     by_key: dict[str, list[str]] = {}
     for key, operator, value in wanted:
-        by_key.setdefault(key, []).append(compare(_compared(value), operator, value, parameters))
+        by_key.setdefault(key, []).append(compare(get_compared_value(value), operator, value, parameters))
     return [
         f"t.trace_id IN (SELECT trace_id FROM ({newest_feedback([key], parameters)}) WHERE {' AND '.join(comparisons)})"
         for key, comparisons in by_key.items()
     ]
-
-
-def _compared(wanted: float | str) -> str:
-    """Return the SQL of the value that a condition compares: score or label. For the bounds "yes" and "no", a score of
-    1 or 0 without a label is compared as "yes" or "no".
-    """
-    if wanted in YES_AND_NO.values():
-        named = " ".join(f"WHEN score = {score} THEN '{name}'" for score, name in YES_AND_NO.items())
-        return f"coalesce(label, CASE {named} END)"
-    return "label" if isinstance(wanted, str) else "score"
 
 
 # A slot of feedback: later feedback in the same slot replaces it (see `statistics.get_feedback_slot`)
@@ -196,7 +185,7 @@ def _document_feedback(wanted: Iterable[FeedbackCondition], parameters: QueryPar
             f" FROM {_feedback_of_keys([key], parameters)} AND document IS NOT NULL GROUP BY {SLOT_COLUMNS}"
         )
         newest = f"SELECT trace_id, newest.1 AS score, newest.2 AS label FROM ({newest})"
-        compared = compare(_compared(value), operator, value, parameters)
+        compared = compare(get_compared_value(value), operator, value, parameters)
         found.append(f"t.trace_id IN (SELECT trace_id FROM ({newest}) WHERE {compared})")
     return found
 
@@ -219,29 +208,22 @@ def _excluded(pairs: Iterable[tuple[str, str]], parameters: QueryParameters) -> 
 
 
 COMPILERS: Mapping[str, Compiler] = {
-    "project": _equals("project"),
-    "environment": _equals("environment"),
+    **{name: _equals(column) for name, column in EQUAL_COLUMNS.items()},
+    **{name: _comparison(expression) for name, expression in NUMBERS.items()},
     "since_ns": lambda value, parameters: [f"t.start_ns >= {parameters.integer(value)}"],
     "until_ns": lambda value, parameters: [f"t.start_ns < {parameters.integer(value)}"],
-    "name": _equals("name"),
-    "kind": _equals("kind"),
     "any_name": _has_or_in_spans("t.names", "name"),
     "any_kind": _has_or_in_spans("t.kinds", "kind"),
-    "status": lambda value, parameters: [_STATUSES[value]],
+    "status": lambda value, parameters: [STATUSES[value]],
     "error": _error,
     "model": _has_or_in_spans("mapKeys(t.models)", "model"),
     "prompt": lambda value, parameters: [f"mapContains(t.prompts, {parameters.text(value)})"],
+    "prompt_version": _prompt_version,
     "agent": _has("agents"),
     "finish_reason": _has("finish_reasons"),
     "version": _equals("service_version"),
-    "time_to_first_token_ms": _comparison("t.time_to_first_token_ms"),
-    "latency_ms": _comparison("((t.end_ns - t.start_ns) / 1e6)"),
-    "tokens": _comparison("(t.input_tokens + t.output_tokens)"),
-    "cost": _comparison("t.cost"),
     "tags": lambda tags, parameters: [condition for tag in tags for condition in _has("tags")(tag, parameters)],
     "metadata": _metadata,
-    "session": _equals("session_id"),
-    "user": _equals("user_id"),
     "feedback": _feedback,
     "document_feedback": _document_feedback,
     "missing": lambda keys, parameters: [
@@ -258,7 +240,6 @@ COMPILERS: Mapping[str, Compiler] = {
     ),
     "experiments": lambda ids, parameters: [f"ifNull(t.experiment_id IN {parameters.texts(ids)}, 0)"],
     "dataset": lambda dataset, parameters: refuse_dataset(dataset),
-    "example": _equals("example_id"),
     "complete": lambda value, parameters: [COMPLETE_SQL if value else f"NOT {COMPLETE_SQL}"],
     "trace_ids": lambda ids, parameters: [f"t.trace_id IN {parameters.texts(ids)}"],
     "excluded": _excluded,

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from spanwise.collector import filters
 from spanwise.collector.errors import Refused
-from spanwise.collector.filters import (
-    SESSION_COLUMNS,
-    TRACE_COLUMNS,
-    Filter,
-    SortOrder,
-    fingerprint,
-    make_cursor,
-    parse_sort,
-    read_cursor,
-)
+from spanwise.collector.filters import Filter, SortOrder
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
 from spanwise.collector.stores.backends import RuleScore, ScoreQuery
 from spanwise.collector.stores.clickhouse.connection import Connection, QueryParameters
 from spanwise.collector.stores.clickhouse.feedback_rows import FEEDBACK_COLUMNS, decode_feedback
 from spanwise.collector.stores.clickhouse.filter_sql import (
     ALL_VERSIONS,
+    ARRAYS,
     SLOT_COLUMNS,
     TRACES,
     VISIBLE_SQL,
@@ -30,37 +23,9 @@ from spanwise.collector.stores.clickhouse.filter_sql import (
     current_rows,
     newest_feedback,
 )
-from spanwise.collector.stores.table_rows import parse_text_cursor
+from spanwise.collector.stores.queries import list_pages
+from spanwise.collector.stores.table_rows import cut_page, parse_text_cursor
 from spanwise.collector.stores.weighted_sums import METADATA_PREFIX, check_grouping
-
-# Newest feedback of each key on traces and their spans
-
-
-class NewestFeedback(NamedTuple):
-    """Newest feedback of a key on a trace and its spans: outcome, and its score, else its label."""
-
-    outcome: str
-    value: float | str | None
-
-
-def read_newest_feedback(db: Connection, trace_ids: Collection[str]) -> dict[str, dict[str, NewestFeedback]]:
-    """Return the newest feedback by trace id and key, ordered by key."""
-    parameters = QueryParameters()
-    sql = (
-        "SELECT trace_id, key, argMax(tuple(outcome, score, label), tuple(created_ns, number)) FROM feedback FINAL"
-        f" WHERE trace_id IN {parameters.texts(trace_ids)} AND document IS NULL GROUP BY trace_id, key ORDER BY key"
-    )
-    found: dict[str, dict[str, NewestFeedback]] = {}
-    for trace_id, key, newest in db.query(sql, parameters) if trace_ids else ():
-        outcome, score, label = _values(newest)
-        found.setdefault(trace_id, {})[key] = NewestFeedback(outcome, score if score is not None else label)
-    return found
-
-
-def _values(row: Any) -> Sequence[Any]:
-    """Return the values of a tuple, which the client returns as a mapping if its fields have names."""
-    return tuple(row.values()) if isinstance(row, Mapping) else row
-
 
 # Traces in an order, page by page
 
@@ -96,61 +61,40 @@ def find_places(
     return found + list(ask(TRACES, QueryParameters(), last, limit - len(found)))
 
 
-# Traces and sessions sorted by a number, page by page.
-#
-# - Ties are in the order of the trace id (or session id). Missing values come last in both directions.
-# - The first page fixes the set of traces: those that are stored at that moment and pass. Later pages cover the same
-#   set, so that traces that arrive meanwhile shift nothing. A cursor is the last value and id, and the bounds of the set.
-# - If more than `MAX_SORTED` traces pass, the set is the newest of them.
+def find_traces(
+    db: Connection,
+    filter: Filter,
+    columns: str,
+    limit: int,
+    cursor: str | None,
+    *,
+    where: str = "1",
+    judgements: bool = False,
+) -> tuple[Sequence[Any], str | None]:
+    """Return rows of the traces that pass, latest start first, and the cursor of the next page. With `judgements`,
+    evaluators' own traces pass, too.
 
-_TRACE_VALUES = {
-    "start": "t.start_ns",
-    "latency_ms": "t.end_ns - t.start_ns",
-    "time_to_first_token_ms": "t.time_to_first_token_ms",
-    "cost": "t.cost",
-    "tokens": "t.input_tokens + t.output_tokens",
-    "errors": "-toInt64(t.error_count)",
-    "runs": "toInt64(t.span_count)",
-}
-_SESSION_VALUES = {
-    "start": "min(t.start_ns)",
-    "duration_ms": "max(t.end_ns) - min(t.start_ns)",
-    "traces": "toInt64(count())",
-    "errors": "-toInt64(countIf(t.status = 'error'))",
-    "tokens": "sum(t.input_tokens + t.output_tokens)",
-    "cost": "sum(t.cost)",
-}
-assert (tuple(_TRACE_VALUES), tuple(_SESSION_VALUES)) == (TRACE_COLUMNS, SESSION_COLUMNS)
-_NUMBER = int | float | None
+    `columns` are few, and begin with `t.trace_id, t.start_ns`. Raise `Refused` for an invalid cursor.
+    """
+    parameters = QueryParameters()
+    condition = f"{compile_filter(filter, parameters, judgements=judgements)} AND {where}"
+    if cursor is not None:
+        condition += f" AND (t.start_ns, t.trace_id) < {parameters.position(cursor)}"
+    order = f"ORDER BY t.start_ns DESC, t.trace_id DESC LIMIT {parameters.integer(limit + 1)}"
+    found = db.query(f"SELECT {columns} FROM {TRACES} WHERE {condition} {order}", parameters)
+    return cut_page(found, limit, time=1, key=0)
 
 
-class SortedPage(NamedTuple):
-    """Ids of one page in order, the cursor of the next page, and `Page.newest`."""
-
-    ids: list[str]
-    next: str | None
-    newest: int | None
+# Traces and sessions sorted by a number, page by page (see `list_pages`).
 
 
-class SortedSet(NamedTuple):
-    """Bounds of the traces that all pages of a list sort."""
-
-    upto: int  # highest number of a trace when the first page was read
-    since_ns: int | None  # earliest start, if there are more traces than can be sorted
-    size: int
-
-    @property
-    def newest(self) -> int | None:
-        """Return the number of newest traces in the set; None if it has all traces that pass."""
-        return None if self.since_ns is None else self.size
-
-    def restrict(self, where: str, parameters: QueryParameters) -> str:
-        """Return a condition restricted to the set."""
-        where = f"{where} AND t.number <= {parameters.bind(self.upto, 'UInt64')}"
-        return where if self.since_ns is None else f"{where} AND t.start_ns >= {parameters.integer(self.since_ns)}"
+def _restrict(bounds: list_pages.SortedSet, filter: Filter, parameters: QueryParameters) -> str:
+    """Return the condition of a filter, restricted to a set."""
+    where = f"{compile_filter(filter, parameters)} AND t.number <= {parameters.bind(bounds.upto, 'UInt64')}"
+    return where if bounds.since_ns is None else f"{where} AND t.start_ns >= {parameters.integer(bounds.since_ns)}"
 
 
-def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> SortedSet:
+def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> list_pages.SortedSet:
     """Return the set of the traces that pass now. `unlimited`: all of them can be sorted, and are not counted."""
     parameters, limit = QueryParameters(is_loose=True), filters.MAX_SORTED
     count = "0" if unlimited else f"(SELECT count() FROM {ALL_VERSIONS} WHERE {compile_filter(filter, parameters)})"
@@ -160,8 +104,8 @@ def _find_set(db: Connection, filter: Filter, *, unlimited: bool = False) -> Sor
         last_and_next = f"ORDER BY t.start_ns DESC LIMIT 2 OFFSET {parameters.integer(limit - 1)}"
         sql = f"SELECT t.start_ns FROM {TRACES} WHERE {compile_filter(filter, parameters)} {last_and_next}"
         if len(rows := db.query(sql, parameters)) == 2:
-            return SortedSet(upto, rows[0][0], limit)
-    return SortedSet(upto, None, count)
+            return list_pages.SortedSet(upto, rows[0][0], limit)
+    return list_pages.SortedSet(upto, None, count)
 
 
 def _sort_page(
@@ -180,63 +124,45 @@ def _sort_page(
     return db.query(f"SELECT v, id FROM ({rows}) WHERE {after} ORDER BY {by}", parameters)
 
 
-def list_sorted_traces(db: Connection, filter: Filter, sort: str, limit: int, cursor: str | None) -> SortedPage:
-    """Return one page of trace ids. Raise `Refused` for an unknown order or another list's cursor."""
-    order, mark = parse_sort(sort, TRACE_COLUMNS, feedback=True), fingerprint(sort, filter)
-    last, bounds = _read_position(cursor, mark)
-    if bounds is None:
-        bounds = _find_set(db, filter, unlimited=order.column == "start")
-
-    def ask(source: str, parameters: QueryParameters, last: Place | None, limit: int) -> list[Place]:
-        where = bounds.restrict(compile_filter(filter, parameters), parameters)
-        if order.column == "feedback":
-            scores = newest_feedback([order.key or ""], parameters)
-            # of traces without feedback, the score is NULL, because the column is nullable
-            source = f"(SELECT t.trace_id AS trace_id FROM {source} WHERE {where}) AS t LEFT JOIN ({scores}) AS f USING trace_id"
-            rows = f"SELECT f.score AS v, t.trace_id AS id FROM {source}"
-        else:
-            rows = f"SELECT {_TRACE_VALUES[order.column]} AS v, t.trace_id AS id FROM {source} WHERE {where}"
-        return _sort_page(db, rows, parameters, order, last, limit)
-
-    return _cut_page(find_places(ask, limit + 1, last), limit, mark, bounds)
-
-
-def _list_sorted_sessions(
+def list_sorted_traces(
     db: Connection, filter: Filter, sort: str, limit: int, cursor: str | None
-) -> tuple[SortedPage, SortedSet]:
-    """Return one page of session ids, and the set of traces that they cover."""
-    order, mark = parse_sort(sort, SESSION_COLUMNS), fingerprint(sort, filter)
-    last, bounds = _read_position(cursor, mark)
-    if bounds is None:
-        bounds = _find_set(db, filter)
+) -> list_pages.SortedPage:
+    """Return one page of trace ids. Raise `Refused` for an unknown order or another list's cursor."""
+
+    def select(query: list_pages.SortedQuery, bounds: list_pages.SortedSet) -> list[Any]:
+        order = query.order
+
+        def ask(source: str, parameters: QueryParameters, last: Place | None, limit: int) -> list[Place]:
+            where = _restrict(bounds, filter, parameters)
+            if order.column == "feedback":
+                scores = newest_feedback([order.key or ""], parameters)
+                # of traces without feedback, the score is NULL, because the column is nullable
+                source = f"(SELECT t.trace_id AS trace_id FROM {source} WHERE {where}) AS t LEFT JOIN ({scores}) AS f USING trace_id"
+                rows = f"SELECT f.score AS v, t.trace_id AS id FROM {source}"
+            else:
+                value = list_pages.TRACE_VALUES[order.column]
+                rows = f"SELECT {value} AS v, t.trace_id AS id FROM {source} WHERE {where}"
+            return _sort_page(db, rows, parameters, order, last, limit)
+
+        return [(id, value, id) for value, id in find_places(ask, query.limit + 1, query.place)]
+
+    find_set = lambda order: _find_set(db, filter, unlimited=order.column == "start")  # noqa: E731
+    return list_pages.list_sorted(sort, filter, limit, cursor, find_set, select)[0]
+
+
+def _sort_sessions(db: Connection, query: list_pages.SortedQuery, bounds: list_pages.SortedSet) -> list[Any]:
     parameters = QueryParameters()
-    where = bounds.restrict(compile_filter(filter, parameters), parameters)
     rows = (
-        f"SELECT {_SESSION_VALUES[order.column]} AS v, t.session_id AS id FROM {TRACES}"
-        f" WHERE {where} AND t.session_id IS NOT NULL GROUP BY t.session_id"
+        f"SELECT {list_pages.SESSION_VALUES[query.order.column]} AS v, t.session_id AS id FROM {TRACES}"
+        f" WHERE {_restrict(bounds, query.filter, parameters)} AND t.session_id IS NOT NULL GROUP BY t.session_id"
     )
-    return _cut_page(_sort_page(db, rows, parameters, order, last, limit + 1), limit, mark, bounds), bounds
-
-
-def _read_position(cursor: str | None, mark: str) -> tuple[Place | None, SortedSet | None]:
-    """Return the last place of the previous page, and the set of traces; None without a cursor."""
-    if cursor is None:
-        return None, None
-    value, id, *bounds = read_cursor(cursor, mark, (_NUMBER, str, int, int | None, int))
-    return (value, id), SortedSet(*bounds)
-
-
-def _cut_page(rows: Sequence[Any], limit: int, mark: str, bounds: SortedSet) -> SortedPage:
-    next = make_cursor(mark, (*rows[limit - 1], *bounds)) if len(rows) > limit else None
-    return SortedPage([id for _, id in rows[:limit]], next, bounds.newest)
+    rows_after = _sort_page(db, rows, parameters, query.order, query.place, query.limit + 1)
+    return [(id, value, id) for value, id in rows_after]
 
 
 # Sessions
 
-_SESSION_FIELDS = (
-    "t.session_id AS id, argMax(t.project, t.start_ns), max(t.user_id), count(), countIf(t.status = 'error'),"
-    " min(t.start_ns), max(t.end_ns), sum(t.input_tokens), sum(t.output_tokens), sum(t.cost), max(t.start_ns) AS latest"
-)
+_SESSION_FIELDS = f"t.session_id AS id, argMax(t.project, t.start_ns), {list_pages.SESSION_SUMS}"
 
 
 def list_sessions(
@@ -247,54 +173,42 @@ def list_sessions(
     All pages cover the traces that were stored when the first page was read, so a session that gets another trace
     keeps its position.
     """
+    parameters = QueryParameters()
     if sort:
-        page, bounds = _list_sorted_sessions(db, filter, sort, limit, cursor)
-        parameters = QueryParameters()
-        where = bounds.restrict(compile_filter(filter, parameters), parameters)
-        where = f"{where} AND t.session_id IN {parameters.texts(page.ids)}"
+        select = partial(_sort_sessions, db)
+        page, bounds = list_pages.list_sorted(
+            sort, filter, limit, cursor, lambda _: _find_set(db, filter), select, sessions=True
+        )
+        where = f"{_restrict(bounds, filter, parameters)} AND t.session_id IN {parameters.texts(page.keys)}"
         rows = db.query(f"SELECT {_SESSION_FIELDS} FROM {TRACES} WHERE {where} GROUP BY t.session_id", parameters)
         by_id = {row[0]: row for row in rows}
-        found = tuple(_make_session(by_id[id]) for id in page.ids if id in by_id)
+        found = tuple(list_pages.make_session(by_id[id]) for id in page.keys if id in by_id)
         return Page(items=found, next=page.next, newest=page.newest)
-    parameters, having = QueryParameters(), ""
+    having = ""
     if cursor is None:
         [[upto]] = db.query("SELECT max(number) FROM traces")
     else:
         upto, rest = parse_text_cursor(cursor)
-        start_ns, id = parse_text_cursor(rest)
-        having = f" HAVING (latest, id) < ({parameters.integer(start_ns)}, {parameters.text(id)})"
-    where = SortedSet(upto, None, 0).restrict(compile_filter(filter, parameters), parameters)
-    rows = db.query(
+        having = f" HAVING (latest, id) < {parameters.position(rest)}"
+    where = _restrict(list_pages.SortedSet(upto), filter, parameters)
+    fetched = db.query(
         f"SELECT {_SESSION_FIELDS} FROM {TRACES} WHERE {where} AND t.session_id IS NOT NULL GROUP BY t.session_id{having}"
         f" ORDER BY latest DESC, id DESC LIMIT {parameters.integer(limit + 1)}",
         parameters,
     )
-    next = f"{upto}.{rows[limit - 1][10]}.{rows[limit - 1][0]}" if len(rows) > limit else None
-    return Page(items=tuple(map(_make_session, rows[:limit])), next=next)
-
-
-def _make_session(row: Sequence[Any]) -> SessionSummary:
-    """Return the summary of a row of `_SESSION_FIELDS`, which are in the order of its fields."""
-    return SessionSummary(**dict(zip(SessionSummary.__slots__, row, strict=False)))
+    shown, next = cut_page(fetched, limit, time=10, key=0)
+    return Page(items=tuple(map(list_pages.make_session, shown)), next=next and f"{upto}.{next}")
 
 
 # Distinct values of a field, for filter menus
 
 NEWEST_TRACES = 1000  # newest traces of a project, and of all projects for metadata, from which values are read
 
-_FEEDBACK_FIELD, _METADATA_FIELD = "feedback", "metadata"
+_FEEDBACK_FIELD = "feedback"
 # Values of a trace
 _VALUES = {
-    "project": "t.project",
-    "environment": "t.environment",
-    "name": "t.name",
-    "kind": "arrayJoin(t.kinds)",
-    "model": "arrayJoin(mapKeys(t.models))",
-    "tag": "arrayJoin(t.tags)",
-    "prompt": "arrayJoin(mapKeys(t.prompts))",
-    "prompt_version": "arrayJoin(arrayFlatten(mapValues(t.prompts)))",
-    "agent": "arrayJoin(t.agents)",
-    "finish_reason": "arrayJoin(t.finish_reasons)",
+    **{name: f"t.{name}" for name in ("project", "environment", "name")},
+    **{name: f"arrayJoin({values})" for name, values in ARRAYS.items()},
     "session": "t.session_id",
     "user": "t.user_id",
 }
@@ -308,13 +222,12 @@ def list_values(db: Connection, field: str, limit: int, project: str | None) -> 
     """Return the values of a field in order, at most `limit`. Raise `Refused` for an unknown field."""
     parameters = QueryParameters()
     name, _, key = field.partition(".")
-    if name == _METADATA_FIELD:
+    if name == list_pages.METADATA_FIELD:
         value = f"t.metadata[{parameters.text(key)}]" if key else "arrayJoin(mapKeys(t.metadata))"
         where = f"mapContains(t.metadata, {parameters.text(key)})" if key else "1"
         values = f"{value} AS v FROM {_newest_traces(project, parameters)} WHERE {where}"
         return _list_distinct(db, values, "1" if key else "v <> ''", limit, parameters)
-    if field not in _FIELDS:
-        raise Refused(f"unknown field {field!r}; expected one of: {', '.join((*_FIELDS, _METADATA_FIELD))}")
+    list_pages.check_field(field, _FIELDS)
     if project is not None and field == "project":
         return [project]
     source = TRACES if project is None else _newest_traces(project, parameters)
@@ -362,6 +275,13 @@ def list_feedback(
     return select_feedback(db, where, parameters, limit, cursor)
 
 
+def read_feedback(db: Connection, rest: str, trace_ids: Collection[str]) -> Iterator[tuple[str, Feedback]]:
+    """Yield trace id and feedback on traces. `rest` is the SQL after the condition on the trace."""
+    sql = f"SELECT {FEEDBACK_COLUMNS} FROM feedback FINAL WHERE trace_id IN {{ids:Array(String)}} {rest}"
+    for row in db.query(sql, QueryParameters.of(ids=list(trace_ids))):
+        yield row[1], decode_feedback(row)
+
+
 def select_feedback(
     db: Connection, where: list[str], parameters: QueryParameters, limit: int, cursor: str | None
 ) -> Page[Feedback]:
@@ -401,50 +321,26 @@ def list_experiment_scores(db: Connection, experiment_id: str, limit: int, curso
     parameters = QueryParameters()
     where = f"t.span_count > 0 AND t.experiment_id = {parameters.text(experiment_id)}"
     if cursor is not None:
-        start_ns, trace_id = parse_text_cursor(cursor)
-        where += f" AND (t.start_ns, t.trace_id) > ({parameters.integer(start_ns)}, {parameters.text(trace_id)})"
-    columns = (
-        "t.trace_id, t.example_id, t.repetition, t.status, t.start_ns, t.end_ns, t.input_tokens, t.output_tokens,"
-        " t.cost, t.tags, mapKeys(t.models)"
-    )
+        where += f" AND (t.start_ns, t.trace_id) > {parameters.position(cursor)}"
+    columns = f"{list_pages.EXPERIMENT_COLUMNS}, t.tags, mapKeys(t.models)"
     order = f"ORDER BY t.start_ns, t.trace_id LIMIT {parameters.integer(limit + 1)}"
-    rows = db.query(f"SELECT {columns} FROM {TRACES} WHERE {where} {order}", parameters)
-    next = f"{rows[limit - 1][4]}.{rows[limit - 1][0]}" if len(rows) > limit else None
-    rows = rows[:limit]
+    fetched = db.query(f"SELECT {columns} FROM {TRACES} WHERE {where} {order}", parameters)
+    rows, next = cut_page(fetched, limit, time=4, key=0)
     scores = _read_counted_scores(db, [row[0] for row in rows])
-    items = (
-        RunScores(
-            trace_id=trace_id,
-            example_id=example,
-            repetition=repetition,
-            status=status,
-            scores=scores.get(trace_id, {}),
-            duration_ns=max(0, end - start),
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            cost=cost,
-            tags=tuple(tags),
-            models=tuple(models),
-        )
-        for trace_id, example, repetition, status, start, end, input_tokens, output_tokens, cost, tags, models in rows
-    )
+    items = (list_pages.make_run_scores(row[:9], row[9], row[10], scores.get(row[0], {})) for row in rows)
     return Page(items=tuple(items), next=next)
 
 
 def _read_counted_scores(db: Connection, trace_ids: Sequence[str]) -> dict[str, dict[str, float | str | None]]:
     """Return the newest score (else label) by trace and key. A judge's score counts before a person's feedback on it."""
-    parameters = QueryParameters()
     sql = (
-        "SELECT trace_id, key, argMax(tuple(score, label), tuple(created_ns, number))"
+        "SELECT trace_id, key, newest.1, newest.2 FROM (SELECT trace_id, key,"
+        " argMax(tuple(score, label), tuple(created_ns, number)) AS newest"
         " FROM (SELECT *, max(source = 'model') OVER (PARTITION BY trace_id, key) AS has_judge FROM feedback FINAL"
-        f" WHERE trace_id IN {parameters.texts(trace_ids)}) WHERE document IS NULL"
-        " AND NOT (has_judge AND source = 'human') GROUP BY trace_id, key ORDER BY key"
+        " WHERE trace_id IN {ids:Array(String)}) WHERE document IS NULL"
+        " AND NOT (has_judge AND source = 'human') GROUP BY trace_id, key) ORDER BY key"
     )
-    found: dict[str, dict[str, float | str | None]] = {}
-    for trace_id, key, newest in db.query(sql, parameters) if trace_ids else ():
-        score, label = _values(newest)
-        found.setdefault(trace_id, {})[key] = score if score is not None else label
-    return found
+    return list_pages.group_scores(db.query(sql, {"ids": list(trace_ids)}) if trace_ids else ())
 
 
 # Scores of rules
@@ -472,8 +368,7 @@ def list_rule_scores(db: Connection, query: ScoreQuery) -> Page[RuleScore]:
     if query.until_ns is not None:
         bounds.append(f"start < {parameters.integer(query.until_ns)}")
     if query.cursor is not None:
-        start_ns, id = parse_text_cursor(query.cursor)
-        bounds.append(f"(start, id) < ({parameters.integer(start_ns)}, {parameters.text(id)})")
+        bounds.append(f"(start, id) < {parameters.position(query.cursor)}")
     of_traces = (
         "SELECT f.*, t.session_id AS session, t.start_ns AS start"
         f" FROM ({current_feedback('*', where)}) AS f"
@@ -489,9 +384,8 @@ def list_rule_scores(db: Connection, query: ScoreQuery) -> Page[RuleScore]:
         f"SELECT start, id, session, {FEEDBACK_COLUMNS} FROM ({of_traces} UNION ALL {of_sessions})"
         f" WHERE {' AND '.join(bounds)} ORDER BY start DESC, id DESC LIMIT {parameters.integer(query.limit + 1)}"
     )
-    rows = db.query(sql, parameters)
-    next = f"{rows[query.limit - 1][0]}.{rows[query.limit - 1][1]}" if len(rows) > query.limit else None
-    scores = [RuleScore(decode_feedback(row[3:]), row[2], row[0]) for row in rows[: query.limit]]
+    rows, next = cut_page(db.query(sql, parameters), query.limit, time=0, key=1)
+    scores = [RuleScore(decode_feedback(row[3:]), row[2], row[0]) for row in rows]
     if query.by is not None:
         scores = _add_groups(db, query.by, query.project, scores)
     return Page(items=tuple(scores), next=next)
@@ -499,12 +393,9 @@ def list_rule_scores(db: Connection, query: ScoreQuery) -> Page[RuleScore]:
 
 # Values of the fields by which sums can be grouped, as an array for each trace
 GROUP_VALUES = {
-    "tag": "t.tags",
-    "model": "mapKeys(t.models)",
-    "environment": "[t.environment]",
-    "prompt_version": "arrayFilter(version -> version <> '', arrayFlatten(mapValues(t.prompts)))",
-    "agent": "t.agents",
-    "name": "[t.name]",
+    **{name: ARRAYS[name] for name in ("tag", "model", "agent")},
+    **{name: f"[t.{name}]" for name in ("environment", "name")},
+    "prompt_version": f"arrayFilter(version -> version <> '', {ARRAYS['prompt_version']})",
     "user": "if(t.user_id IS NULL, [], [assumeNotNull(t.user_id)])",
 }
 

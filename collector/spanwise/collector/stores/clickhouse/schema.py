@@ -12,9 +12,13 @@ filter by `start_ns`, which has a skip index.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, get_type_hints
+
+from spanwise.collector.records import OpenRun
+from spanwise.collector.stores.queries.feedback_records import FeedbackRow
+from spanwise.collector.stores.trace_summary import SummaryRow
 
 SCHEMA_VERSION = 1
 TOMBSTONE_DAYS = 8  # a sender's spool keeps undelivered spans for seven days
@@ -47,7 +51,30 @@ class Table:
     indexes: Sequence[str] = ()
     rows_per_granule: int = 8192
     bytes_per_granule: int = 1024 * 1024
-    shard_by: str | None = None
+    shard_by: str | None = "cityHash64(trace_id)"
+
+
+_DICTIONARY = "LowCardinality(String)"
+_TYPES: Mapping[object, str] = {
+    str: "String",
+    int: "Int64",
+    bool: "Bool",
+    str | None: "Nullable(String)",
+    int | None: "Nullable(Int64)",
+    float | None: "Nullable(Float64)",
+}
+
+
+def _derive_columns(record: type, *types: Mapping[str, str], **others: str) -> list[Column]:
+    """Return a column for each field of a record, with the type of the field, or with one of `types` and `others`. A
+    field with an empty type has no column.
+    """
+    special = {name: type for some in (*types, others) for name, type in some.items()}
+    return [
+        (f"{name} {special.get(name) or _TYPES[hint]}", f"`{name}` of `{record.__name__}`")
+        for name, hint in get_type_hints(record).items()
+        if special.get(name) != ""
+    ]
 
 
 _SPANS = Table(
@@ -66,7 +93,6 @@ _SPANS = Table(
     # span, 512 KB and ZSTD(3) 600, with the same CPU of inserts and merges
     rows_per_granule=256,
     bytes_per_granule=512 * 1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "id of the trace, 32 hexadecimal digits"),
         ("span_id String", "id of the span, 16 hexadecimal digits"),
@@ -114,7 +140,6 @@ _TRACES = Table(
     # Lists read about fifty rows at random places
     rows_per_granule=256,
     bytes_per_granule=64 * 1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "id of the trace"),
         ("version UInt64", "server's time after the spans were inserted and before they were read for this summary"),
@@ -126,45 +151,18 @@ _TRACES = Table(
         ("keep_days UInt16", "days after `day` until the engine deletes the row; 0: never"),
         ("checksum UInt64", "sum over the versions of all spans: tells whether this summary includes all of them"),
         ("root String", "span id of the root"),
-        ("span_count UInt64", "number of spans"),
-        ("error_count UInt64", "number of spans with status error"),
-        ("project LowCardinality(String)", "project of the root"),
-        ("environment LowCardinality(String)", "environment of the root"),
-        ("name LowCardinality(String)", "name of the root"),
-        ("kind LowCardinality(String)", "kind of the root"),
-        ("status LowCardinality(String)", "status of the root"),
-        ("error Nullable(String)", "error of the root"),
-        ("start_ns Int64", "start of the earliest span"),
-        ("end_ns Int64", "end of the latest span"),
-        ("input_tokens Int64", "input tokens, each counted once"),
-        ("output_tokens Int64", "output tokens, each counted once"),
-        ("cost Nullable(Float64)", "cost in US dollars, each counted once"),
-        ("session_id Nullable(String)", "session of the root, else the first of any span"),
-        ("user_id Nullable(String)", "user of the root, else the first of any span"),
-        ("experiment_id Nullable(String)", "experiment of the root, else the first of any span"),
-        ("example_id Nullable(String)", "example of the root, else the first of any span"),
-        ("repetition Int64", "repetition of the example"),
-        ("complete Nullable(Int8)", "1: all spans have arrived, 0: some are missing, NULL: only quiet time can tell"),
-        ("names Array(LowCardinality(String))", "distinct names of the spans"),
-        ("kinds Array(LowCardinality(String))", "distinct kinds of the spans"),
-        (
-            "models Map(LowCardinality(String), Tuple(calls Int64, input_tokens Int64, output_tokens Int64, cost Float64))",
-            "calls, tokens and cost by model",
+        *_derive_columns(
+            SummaryRow,
+            dict.fromkeys(("span_count", "error_count", "size", "dropped", "calls_sent"), "UInt64"),
+            dict.fromkeys(("project", "environment", "name", "kind", "status"), _DICTIONARY),
+            dict.fromkeys(("names", "kinds", "tags", "agents", "finish_reasons"), f"Array({_DICTIONARY})"),
+            complete="Nullable(Int8)",
+            metadata=f"Map({_DICTIONARY}, String)",
+            models=f"Map({_DICTIONARY}, Tuple(calls Int64, input_tokens Int64, output_tokens Int64, cost Float64))",
+            prompts=f"Map({_DICTIONARY}, Array(String))",
+            running="",
         ),
-        ("tags Array(LowCardinality(String))", "distinct tags of the spans"),
-        ("metadata Map(LowCardinality(String), String)", "scalar metadata as the texts that filters compare"),
         ("metadata_json String", "scalar metadata as JSON; empty: none"),
-        ("size UInt64", "bytes of all payloads before compression"),
-        ("probability Nullable(Float64)", "head sampling probability, according to the root"),
-        ("partial Bool", "kept only because of an error in it"),
-        ("rooted Bool", "a span without a parent has arrived"),
-        ("judgement Bool", "evaluator's own trace, or marked as a monitor's"),
-        ("dropped UInt64", "spans that the senders report as dropped"),
-        ("calls_sent UInt64", "outgoing calls that carried the trace context"),
-        ("prompts Map(LowCardinality(String), Array(String))", "versions by prompt; empty name or version: none"),
-        ("agents Array(LowCardinality(String))", "distinct agent names"),
-        ("finish_reasons Array(LowCardinality(String))", "distinct finish reasons"),
-        ("time_to_first_token_ms Nullable(Float64)", "longest time to the first token of any run"),
         ("service_version LowCardinality(Nullable(String))", "`service.version` of the root's resource"),
     ],
 )
@@ -182,31 +180,14 @@ _FEEDBACK = Table(
     ),
     rows_per_granule=1024,
     bytes_per_granule=256 * 1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
-        ("id String", "id of the feedback"),
-        ("trace_id String", "trace of the target; empty: none"),
-        ("span_id Nullable(String)", "span of the target"),
-        ("document Nullable(Int64)", "position of the document of the target"),
-        ("session_id String", "session of the target; empty: none"),
-        ("experiment_id String", "experiment of the target; empty: none"),
-        ("project Nullable(String)", "project of a session as target"),
-        ("key LowCardinality(String)", "name of the score or label"),
-        ("score Nullable(Float64)", "score"),
-        ("is_bool Bool", "the score is a boolean"),
-        ("label Nullable(String)", "label"),
-        ("comment Nullable(String)", "comment"),
-        ("outcome LowCardinality(String)", "score, error or skip"),
-        ("error Nullable(String)", "error message, or what was missing"),
-        ("source LowCardinality(String)", "human, model or code"),
-        ("author Nullable(String)", "person"),
-        ("evaluator Nullable(String)", "evaluator"),
-        ("version Nullable(String)", "version of the evaluator"),
-        ("rule LowCardinality(String)", "rule; empty: none. Only feedback without a rule is a change in the feed"),
-        ("claim Nullable(UInt64)", "number of the lease under which a rule gave the feedback"),
-        ("judge_trace_id Nullable(String)", "trace of the evaluator"),
-        ("metadata String", "JSON; empty: none"),
-        ("created_ns Int64", "time at which it was given"),
+        # empty: none. Only feedback without a rule is a change in the feed
+        *_derive_columns(
+            FeedbackRow,
+            dict.fromkeys(("trace_id", "session_id", "experiment_id", "metadata"), "String"),
+            dict.fromkeys(("key", "outcome", "source", "rule"), _DICTIONARY),
+            claim="Nullable(UInt64)",
+        ),
         ("is_deleted UInt8", "1: marker of a deletion, without content"),
         _FLOOR,
         (
@@ -226,7 +207,6 @@ _AMENDMENTS = Table(
     order_by="(trace_id, span_id, project, id)",
     ttl=f"toDateTime(intDiv(number, 1000000000)) + toIntervalDay({WAITING_DAYS})",
     rows_per_granule=1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "trace of the span; empty: the target is the response with the id `span_id`"),
         ("span_id String", "span, or response id"),
@@ -246,18 +226,8 @@ _OPEN_RUNS = Table(
     ttl=f"toDateTime(intDiv(number, 1000000000)) + toIntervalDay({WAITING_DAYS})",
     indexes=("INDEX by_number number TYPE minmax GRANULARITY 1",),
     rows_per_granule=1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
-        ("trace_id String", "trace"),
-        ("span_id String", "span that has started and not ended"),
-        ("name String", "name of the run"),
-        ("parent_id Nullable(String)", "id of the parent span"),
-        ("kind LowCardinality(String)", "kind of the run"),
-        ("start_ns Int64", "start"),
-        ("local_root Nullable(String)", "root of its process's part of the trace"),
-        ("project LowCardinality(String)", "project"),
-        ("environment LowCardinality(String)", "environment"),
-        ("instance Nullable(String)", "id of the process"),
+        *_derive_columns(OpenRun, dict.fromkeys(("kind", "project", "environment"), _DICTIONARY)),
         ("is_deleted UInt8", "1: its span has arrived or will never arrive"),
         ("version UInt8 DEFAULT is_deleted", "an ended run does not open again"),
         _FLOOR,
@@ -290,7 +260,6 @@ _TOMBSTONES = Table(
     order_by="trace_id",
     ttl=f"deleted + toIntervalDay({TOMBSTONE_DAYS})",
     rows_per_granule=1024,
-    shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "deleted trace: spans and feedback that arrive later are not stored"),
         ("deleted DateTime DEFAULT now()", "server's time of the deletion"),
@@ -302,7 +271,6 @@ _PENDING = Table(
     name="pending_summaries",
     arguments="number, is_done",
     order_by="trace_id",
-    shard_by="cityHash64(trace_id)",
     columns=[
         ("trace_id String", "large trace with spans that its summary does not include yet"),
         ("is_done UInt8", "1: the summary was written"),
@@ -313,6 +281,7 @@ _PENDING = Table(
 
 _DESTINATIONS = Table(
     name="destinations",
+    shard_by=None,
     order_by="(project, destination)",
     columns=[
         ("project String", "project"),
@@ -323,6 +292,7 @@ _DESTINATIONS = Table(
 
 _OUTLETS = Table(
     name="outlets",
+    shard_by=None,
     engine="AggregatingMergeTree",
     order_by="(name, url)",
     columns=[
@@ -341,6 +311,7 @@ _OUTLETS = Table(
 
 _RETENTION = Table(
     name="retention",
+    shard_by=None,
     arguments="version",
     order_by="project",
     columns=[
@@ -352,6 +323,7 @@ _RETENTION = Table(
 
 _FACTS = Table(
     name="database_facts",
+    shard_by=None,
     order_by="(name, value)",
     columns=[
         ("name String", "schema_version, identity, or created_ns (server's time of the creation)"),
@@ -359,20 +331,8 @@ _FACTS = Table(
     ],
 )
 
-TABLES: Sequence[Table] = (
-    _SPANS,
-    _TRACES,
-    _FEEDBACK,
-    _AMENDMENTS,
-    _OPEN_RUNS,
-    _PROCESSES,
-    _TOMBSTONES,
-    _PENDING,
-    _DESTINATIONS,
-    _OUTLETS,
-    _RETENTION,
-    _FACTS,
-)
+_OF_TRACES = (_SPANS, _TRACES, _FEEDBACK, _AMENDMENTS, _OPEN_RUNS, _TOMBSTONES, _PENDING)
+TABLES: Sequence[Table] = (*_OF_TRACES, _PROCESSES, _DESTINATIONS, _OUTLETS, _RETENTION, _FACTS)
 
 # An acknowledged insert is on disk. The window lets a deduplication token work on tables that are not replicated
 _DURABLE = "fsync_after_insert = 1, fsync_part_directory = 1, non_replicated_deduplication_window = 1000"

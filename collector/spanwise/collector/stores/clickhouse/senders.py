@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
 from spanwise.collector.records import OpenRun, Process, ProcessReport
-from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters
+from spanwise.collector.stores.clickhouse.connection import Connection, Database, QueryParameters, Row
 from spanwise.collector.stores.clickhouse.span_rows import SpanRow
 from spanwise.collector.stores.run_codec import Fact
 from spanwise.collector.stores.side_records import (
     OPEN_RUN_COLUMNS,
-    PROCESS_FIELDS,
     encode_report,
+    group_open_runs,
+    make_open_run,
+    make_process,
     read_sender_process,
     truncate_open_run,
 )
@@ -45,28 +46,20 @@ def add_open_runs(db: Database, runs: Iterable[OpenRun], deleted: Collection[str
 
 
 def _insert_open_runs(db: Database, runs: Sequence[OpenRun], *, is_deleted: int) -> None:
-    columns = {name: [getattr(run, name) for run in runs] for name in OPEN_RUN_COLUMNS}
-    db.insert("open_runs", {**columns, "is_deleted": [is_deleted] * len(runs), "floor": [db.floor()] * len(runs)})
+    rows = [[getattr(run, name) for name in OPEN_RUN_COLUMNS] for run in runs]
+    db.insert_rows("open_runs", OPEN_RUN_COLUMNS, rows, is_deleted=is_deleted, floor=db.floor())
 
 
 def _find_ended(db: Database, runs: Sequence[OpenRun]) -> set[tuple[str, str]]:
     """Return those of the open runs whose span is stored, or which their process dropped: their trace is settled, and
     the root of their process's part of it has arrived.
     """
-    if not runs:
-        return set()
-    parameters = QueryParameters()
-    traces = parameters.texts({run.trace_id for run in runs})
-    spans = parameters.texts({id for run in runs for id in (run.span_id, run.local_root) if id is not None})
-    stored = set(
-        db.query(f"SELECT trace_id, span_id FROM spans WHERE trace_id IN {traces} AND span_id IN {spans}", parameters)
-    )
-    settled = {
-        row[0]
-        for row in db.query(
-            f"SELECT trace_id FROM traces FINAL WHERE trace_id IN {traces} AND complete = 1", parameters
-        )
-    }
+    traces = {run.trace_id for run in runs}
+    spans = {id for run in runs for id in (run.span_id, run.local_root) if id is not None}
+    sql = "SELECT (trace_id, span_id) FROM spans WHERE trace_id IN {ids:Array(String)} AND span_id IN {spans:Array(String)}"
+    stored = db.find(sql, traces, spans=list(spans))
+    sql = "SELECT trace_id FROM traces FINAL WHERE trace_id IN {ids:Array(String)} AND complete = 1"
+    settled = db.find(sql, traces)
     return {
         (run.trace_id, run.span_id)
         for run in runs
@@ -77,18 +70,21 @@ def _find_ended(db: Database, runs: Sequence[OpenRun]) -> set[tuple[str, str]]:
 
 def end_open_runs(db: Database, trace_ids: Iterable[str]) -> None:
     """Remove open runs of traces whose spans were stored."""
-    ids = {"ids": list(trace_ids)}
-    rows = db.query(f"{_SELECT_OPEN_RUNS} WHERE trace_id IN {{ids:Array(String)}}", ids) if ids["ids"] else []
-    runs = [OpenRun(**dict(zip(OPEN_RUN_COLUMNS, row, strict=True))) for row in rows]
+    runs = [run for of_trace in read_open_runs(db, list(trace_ids)).values() for run in of_trace]
     ended = _find_ended(db, runs)
     _insert_open_runs(db, [run for run in runs if (run.trace_id, run.span_id) in ended], is_deleted=1)
+
+
+def read_open_runs(db: Connection, trace_ids: Sequence[str]) -> dict[str, list[OpenRun]]:
+    """Return open runs by trace, in order of start time."""
+    sql = f"{_SELECT_OPEN_RUNS} WHERE trace_id IN {{ids:Array(String)}} ORDER BY start_ns, span_id"
+    return group_open_runs(db.query(sql, {"ids": trace_ids})) if trace_ids else {}
 
 
 def trim_open_runs(db: Database) -> None:
     """Remove the oldest open runs beyond `MAX_OPEN_RUNS`."""
     rows = db.query(f"{_SELECT_OPEN_RUNS} ORDER BY number DESC LIMIT {MAX_OPEN_RUNS}, {MAX_OPEN_RUNS}")
-    runs = [OpenRun(**dict(zip(OPEN_RUN_COLUMNS, row, strict=True))) for row in rows]
-    _insert_open_runs(db, runs, is_deleted=1)
+    _insert_open_runs(db, list(map(make_open_run, rows)), is_deleted=1)
 
 
 def list_open_runs(
@@ -100,10 +96,12 @@ def list_open_runs(
     where = [f"{name} = {parameters.text(value)}" for name, value in conditions.items() if value is not None]
     order = f"ORDER BY start_ns DESC, span_id LIMIT {parameters.integer(limit)}"
     rows = db.query(f"{_SELECT_OPEN_RUNS} WHERE {' AND '.join(where) or '1'} {order}", parameters)
-    return [OpenRun(**dict(zip(OPEN_RUN_COLUMNS, row, strict=True))) for row in rows]
+    return list(map(make_open_run, rows))
 
 
 # Processes. Each row adds a number of spans, or replaces the report, so that collectors need not read before they write.
+
+PROCESS_COLUMNS = ("instance", "stored", "seen_ns", "sender", "report")
 
 
 def count_spans(db: Database, rows: Sequence[SpanRow]) -> None:
@@ -111,38 +109,24 @@ def count_spans(db: Database, rows: Sequence[SpanRow]) -> None:
     counts: Counter[str] = Counter(row.resource for row in rows)
     first = {row.resource: row.fact for row in reversed(rows)}  # a process belongs to one project
     now = db.floor()
-    columns = _ProcessColumns()
+    processes = list[Row]()
     for resource, count in counts.items():
         if process := read_sender_process(loads(resource)):
             fact = first[resource]
             sender = dumps([process.service, fact.project, fact.environment, process.pid])
-            columns.add(process.instance, count, now, (0, now, sender), (0, 0, ""))
-    columns.insert(db)
+            processes.append((process.instance, count, now, (0, now, sender), (0, 0, "")))
+    db.insert_rows("processes", PROCESS_COLUMNS, processes)
 
 
 def add_reports(db: Database, reports: Iterable[ProcessReport]) -> None:
     """Store the reports of processes. The report with the higher counts is kept."""
-    columns = _ProcessColumns()
-    now = db.now()
+    processes, now = list[Row](), db.now()
     for report in reports:
         instance, _, *sender, reported_ns, progress, data = encode_report(report, now)
         # a report names its process better than spans do
-        columns.add(instance, 0, now, (progress + 1, now, dumps(sender)), (progress + 1, reported_ns, data))
-    columns.insert(db)
-
-
-class _ProcessColumns:
-    """Columns of rows of `processes`."""
-
-    def __init__(self) -> None:
-        self._columns: dict[str, list[Any]] = {name: [] for name in "instance stored seen_ns sender report".split()}
-
-    def add(self, *values: Any) -> None:
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(value)
-
-    def insert(self, db: Database) -> None:
-        db.insert("processes", self._columns)
+        of_sender = progress + 1, now, dumps(sender)
+        processes.append((instance, 0, now, of_sender, (progress + 1, reported_ns, data)))
+    db.insert_rows("processes", PROCESS_COLUMNS, processes)
 
 
 def list_processes(db: Database, since_ns: int | None, limit: int) -> list[Process]:
@@ -152,12 +136,8 @@ def list_processes(db: Database, since_ns: int | None, limit: int) -> list[Proce
         " tupleElement(report, 'data') FROM processes FINAL WHERE seen_ns >= {since:Int64}"
         " ORDER BY seen_ns DESC, instance LIMIT {limit:Int64}"
     )
-    processes = list[Process]()
-    for instance, stored, seen_ns, sender, reported_ns, data in db.query(sql, {"since": since_ns or 0, "limit": limit}):
-        fields: Mapping[str, Any] = dict(zip(PROCESS_FIELDS, loads(sender), strict=True))
-        report = ProcessReport(instance=instance, reported_ns=reported_ns, **fields, **loads(data)) if data else None
-        processes.append(Process(instance=instance, stored=stored, seen_ns=seen_ns, **fields, report=report))
-    return processes
+    rows = db.query(sql, {"since": since_ns or 0, "limit": limit})
+    return [make_process(row[:3], loads(row[3]), *row[4:]) for row in rows]
 
 
 # Destinations of calls that take part in tracing.

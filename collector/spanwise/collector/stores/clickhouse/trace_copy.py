@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from spanwise.collector.records import JSON, normalize_feedback
+from spanwise.collector.records import JSON, Feedback, Target, normalize_feedback
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.backends import ExportedRun, NumberedFeedback, SideRecord, TracePosition
-from spanwise.collector.stores.clickhouse import schema
+from spanwise.collector.stores.clickhouse import schema, span_rows
 from spanwise.collector.stores.clickhouse.connection import Database, QueryParameters, get_day
 from spanwise.collector.stores.clickhouse.feedback_rows import (
     FEEDBACK_COLUMNS,
-    FeedbackRow,
     decode_feedback,
     encode_feedback,
     make_feedback_columns,
 )
-from spanwise.collector.stores.clickhouse.span_rows import (
-    RUN_COLUMNS,
-    SpanRow,
-    decode_amendments,
-    decode_run,
-    encode_amended_row,
-    encode_runs,
-    make_span_columns,
-    make_summary_columns,
-    summarize_facts,
-)
+from spanwise.collector.stores.clickhouse.feedback_writer import read_outlets
+from spanwise.collector.stores.clickhouse.senders import PROCESS_COLUMNS
+from spanwise.collector.stores.clickhouse.span_rows import SpanRow
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
-from spanwise.collector.stores.side_records import OPEN_RUN_COLUMNS
+from spanwise.collector.stores.side_records import OPEN_RUN_COLUMNS, SIDE_RECORD_FIELDS, make_side_record
 from spanwise.collector.stores.table_rows import dumps, loads
 
 RUNS_PER_BATCH = 500
@@ -87,13 +78,13 @@ class ClickHouseTraceCopy:
             yield self._read_traces(several)
 
     def _read_traces(self, trace_ids: Sequence[str]) -> list[ExportedRun]:
-        sql = f"SELECT {RUN_COLUMNS} FROM spans FINAL WHERE trace_id IN {{ids:Array(String)}}"
+        sql = f"SELECT {span_rows.RUN_COLUMNS} FROM spans FINAL WHERE trace_id IN {{ids:Array(String)}}"
         rows = self._db.query(f"{sql} ORDER BY trace_id, start_ns, span_id", {"ids": list(trace_ids)})
         return list(map(_export_run, rows))
 
     def _read_large_trace(self, trace_id: str) -> Iterator[list[ExportedRun]]:
         sql = (
-            f"SELECT {RUN_COLUMNS} FROM spans FINAL WHERE trace_id = {{id:String}} AND span_id > {{after:String}}"
+            f"SELECT {span_rows.RUN_COLUMNS} FROM spans FINAL WHERE trace_id = {{id:String}} AND span_id > {{after:String}}"
             f" ORDER BY span_id LIMIT {RUNS_PER_BATCH}"
         )
         after = ""
@@ -114,34 +105,20 @@ class ClickHouseTraceCopy:
 
     def list_side_records(self) -> Iterator[SideRecord]:
         for row in self._db.query(f"SELECT {', '.join(OPEN_RUN_COLUMNS)}, number FROM open_runs FINAL ORDER BY 1, 2"):
-            yield SideRecord("open_run", dict(zip((*OPEN_RUN_COLUMNS, "seen_ns"), row, strict=True)))
-        yield from self._list_processes()
-        yield from self._list_waiting_amendments()
-        sql = "SELECT trace_id, toInt64(toUnixTimestamp(deleted)) FROM tombstones FINAL ORDER BY deleted, trace_id"
-        for trace_id, deleted in self._db.query(sql):
-            yield SideRecord("tombstone", {"trace_id": trace_id, "until_ns": deleted * 10**9 + TOMBSTONE_NS})
-        sql = (
-            "SELECT name, argMax(url, opened_ns), argMax(cursor, opened_ns), argMax(sent, opened_ns),"
-            " argMax(dropped, opened_ns), argMax(tupleElement(status, 'error'), opened_ns),"
-            " argMax(tupleElement(status, 'updated_ns'), opened_ns) FROM outlets FINAL GROUP BY name ORDER BY name"
-        )
-        names = ("name", "url", "cursor", "sent", "dropped", "error", "updated_ns")
-        for row in self._db.query(sql):
-            yield SideRecord("outlet", dict(zip(names, row, strict=True)))
-
-    def _list_processes(self) -> Iterator[SideRecord]:
+            yield make_side_record("open_run", row)
         sql = (
             "SELECT instance, stored, seen_ns, tupleElement(sender, 'data'), tupleElement(report, 'reported_ns'),"
             " tupleElement(report, 'progress'), tupleElement(report, 'data') FROM processes FINAL ORDER BY instance"
         )
-        for instance, stored, seen_ns, sender, reported_ns, progress, report in self._db.query(sql):
-            service, project, environment, pid = loads(sender)
-            fields = {"instance": instance, "stored": stored, "seen_ns": seen_ns, "service": service, "pid": pid}
-            fields |= {"project": project, "environment": environment}
-            fields |= {"reported_ns": None, "progress": None, "report": None}
-            if report:
-                fields |= {"reported_ns": reported_ns, "progress": progress - 1, "report": report}
-            yield SideRecord("process", fields)
+        for *process, sender, reported_ns, progress, report in self._db.query(sql):
+            reported = (reported_ns, progress - 1, report) if report else (None, None, None)
+            yield make_side_record("process", (*process, *loads(sender), *reported))
+        yield from self._list_waiting_amendments()
+        sql = "SELECT trace_id, toInt64(toUnixTimestamp(deleted)) FROM tombstones FINAL ORDER BY deleted, trace_id"
+        for trace_id, deleted in self._db.query(sql):
+            yield make_side_record("tombstone", (trace_id, deleted * 10**9 + TOMBSTONE_NS))
+        for row in read_outlets(self._db):
+            yield make_side_record("outlet", row)
 
     def _list_waiting_amendments(self) -> Iterator[SideRecord]:
         """Yield the amendments whose run has not arrived, merged by target."""
@@ -149,14 +126,13 @@ class ClickHouseTraceCopy:
             "SELECT trace_id, span_id, project, fields, number FROM amendments FINAL WHERE applied = 0"
             " AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM spans) ORDER BY number"
         )
-        merged: dict[tuple[str, str, str], tuple[dict[str, JSON], int]] = {}
-        for trace_id, span_id, project, text, number in self._db.query(sql):
-            before, seen_ns = merged.get((trace_id, span_id, project), ({}, number))
-            merged[trace_id, span_id, project] = trace_assembly.merge_fields(before, loads(text)), seen_ns
-        for (trace_id, span_id, project), (found, seen_ns) in merged.items():
+        merged: dict[tuple[str, ...], tuple[dict[str, JSON], int]] = {}
+        for *target, text, number in self._db.query(sql):
+            before, seen_ns = merged.get(tuple(target), ({}, number))
+            merged[tuple(target)] = trace_assembly.merge_fields(before, loads(text)), seen_ns
+        for key, (found, seen_ns) in merged.items():
             text = dumps(found)
-            fields = {"trace_id": trace_id, "span_id": span_id, "project": project, "fields": text}
-            yield SideRecord("amendment", {**fields, "size": len(text.encode()), "seen_ns": seen_ns})
+            yield make_side_record("amendment", (*key, text, len(text.encode()), seen_ns))
 
     def read_identity(self) -> str:
         return self._db.read_identity()
@@ -171,25 +147,27 @@ class ClickHouseTraceCopy:
         for batch in runs:
             ids = [exported.run.trace_id for exported in batch]
             rows = [
-                encode_runs([exported.run]).rows[0]
+                span_rows.encode_runs([exported.run]).rows[0]
                 if exported.sent is None
-                else encode_amended_row(exported.run, exported.amended, exported.sent, 1)
+                else span_rows.encode_amended_row(exported.run, exported.amended, exported.sent, 1)
                 for exported in batch
             ]
             days = [get_day(known[trace_id].start_ns) for trace_id in ids]
             keep = [self._spans.find_keep_days(row.fact.project) for row in rows]
-            self._db.insert_by_month("spans", make_span_columns(ids, rows, days, keep), secrets.token_hex(8))
+            self._db.insert_by_month("spans", span_rows.make_span_columns(ids, rows, days, keep), secrets.token_hex(8))
             for trace_id, row in zip(ids, rows, strict=True):
                 # only what a summary needs
                 spans.setdefault(trace_id, {})[row.fact.span_id] = row._replace(payload=b"", words="", resource="")
         if not spans:
             return
         summaries = {
-            trace_id: summarize_facts((row.fact, row.version, row.service_version) for row in of_trace.values())
+            trace_id: span_rows.summarize_facts(
+                (row.fact, row.version, row.service_version) for row in of_trace.values()
+            )
             for trace_id, of_trace in spans.items()
         }
         numbers = {trace_id: known[trace_id].number for trace_id in spans}
-        columns = make_summary_columns(summaries, numbers, self._db.now(), 0, self._spans.find_keep_days)
+        columns = span_rows.make_summary_columns(summaries, numbers, self._db.now(), 0, self._spans.find_keep_days)
         changes = [known[trace_id].runs_change or known[trace_id].number for trace_id in spans]
         self._db.insert_by_month("traces", {**columns, "change": changes}, secrets.token_hex(8))
 
@@ -205,7 +183,8 @@ class ClickHouseTraceCopy:
         stored = self._read_feedback_changes([one.trace_id for one in moved])
         moved = [one for one in moved if stored.get(one.trace_id, 0) < (one.change or 0)]
         if moved:
-            markers = [FeedbackRow(**{**_EMPTY_ROW, "trace_id": one.trace_id}) for one in moved]
+            targets = [Target(trace_id=one.trace_id) for one in moved]
+            markers = [encode_feedback(Feedback(target=one, id=_MARKER, key=_MARKER, score=0.0)) for one in targets]
             columns = {**make_feedback_columns((), 0, markers), "number": [one.change for one in moved]}
             self._db.insert("feedback", columns, secrets.token_hex(8))
 
@@ -213,14 +192,13 @@ class ClickHouseTraceCopy:
         for table in _SIDE_TABLES if first else ():
             target, _, cluster = schema.get_mutation_target(table, self._db.cluster).partition(" ")
             self._db.command(f"TRUNCATE TABLE {target} {cluster}")
-        by_kind: dict[str, list[Mapping[str, Any]]] = {}
-        for record in records:
-            by_kind.setdefault(record.kind, []).append(record.fields)
+        by_kind: dict[str, list[Sequence[Any]]] = {}
+        for kind, fields in records:
+            values = [fields[name] for name in SIDE_RECORD_FIELDS[kind]]
+            by_kind.setdefault(kind, []).append(_IMPORTED[kind].make_row(*values))
         for kind, rows in by_kind.items():
-            table, make_row = _IMPORTED[kind]
-            made = [make_row(fields) for fields in rows]
-            columns = {name: [row[name] for row in made] for name in made[0]}
-            self._db.insert(table, columns, secrets.token_hex(8))
+            table, columns, _ = _IMPORTED[kind]
+            self._db.insert_rows(table, columns, rows, secrets.token_hex(8))
 
     def finish_import(self, latest_change: int, identity: str) -> None:
         """Take over the id of the source. The feed continues with the server's time, which is above all numbers.
@@ -236,54 +214,40 @@ class ClickHouseTraceCopy:
 
 
 def _export_run(row: Sequence[Any]) -> ExportedRun:
-    sent, amended = decode_amendments(row) or (None, {})
-    return ExportedRun(decode_run(row), amended, sent)
+    sent, amended = span_rows.decode_amendments(row) or (None, {})
+    return ExportedRun(span_rows.decode_run(row), amended, sent)
 
 
-_EMPTY_ROW: dict[str, Any] = {
-    **dict.fromkeys(FeedbackRow._fields),
-    **dict.fromkeys(("session_id", "experiment_id", "rule", "metadata"), ""),
-    "id": _MARKER,
-    "key": _MARKER,
-    "outcome": "score",
-    "source": "code",
-    "is_bool": False,
-    "created_ns": 0,
-}
+class _ImportedTable(NamedTuple):
+    """Table and columns of a kind of side records. `make_row` takes the fields of a record."""
+
+    name: str
+    columns: Sequence[str]
+    make_row: Callable[..., Sequence[Any]]
 
 
-def _make_open_run(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {**{name: fields[name] for name in OPEN_RUN_COLUMNS}, "is_deleted": 0, "number": fields["seen_ns"]}
-
-
-def _make_process(fields: Mapping[str, Any]) -> dict[str, Any]:
-    sender = dumps([fields["service"], fields["project"], fields["environment"], fields["pid"]])
-    progress = 0 if fields["report"] is None else fields["progress"] + 1
-    report = (progress, fields["reported_ns"] or 0, fields["report"] or "")
-    of_sender = {"sender": (progress, fields["seen_ns"], sender), "report": report}
-    return {**{name: fields[name] for name in ("instance", "stored", "seen_ns")}, **of_sender}
-
-
-def _make_amendment(fields: Mapping[str, Any]) -> dict[str, Any]:
-    target = {name: fields[name] for name in ("trace_id", "span_id", "project", "fields")}
-    return {**target, "id": "copied", "applied": 0, "number": fields["seen_ns"]}
-
-
-def _make_tombstone(fields: Mapping[str, Any]) -> dict[str, Any]:
-    deleted = max(0, fields["until_ns"] - TOMBSTONE_NS) // 10**9
-    return {"trace_id": fields["trace_id"], "deleted": deleted, "batch": "copied"}
-
-
-def _make_outlet(fields: Mapping[str, Any]) -> dict[str, Any]:
-    status = (fields["updated_ns"], fields["error"])
-    names = ("name", "url", "cursor", "sent", "dropped")
-    return {**{name: fields[name] for name in names}, "opened_ns": fields["updated_ns"], "status": status}
+def _make_process(instance: str, stored: int, seen_ns: int, *fields: Any) -> Sequence[Any]:
+    *sender, reported_ns, progress, report = fields
+    progress = 0 if report is None else progress + 1
+    return instance, stored, seen_ns, (progress, seen_ns, dumps(sender)), (progress, reported_ns or 0, report or "")
 
 
 _IMPORTED = {
-    "open_run": ("open_runs", _make_open_run),
-    "process": ("processes", _make_process),
-    "amendment": ("amendments", _make_amendment),
-    "tombstone": ("tombstones", _make_tombstone),
-    "outlet": ("outlets", _make_outlet),
+    "open_run": _ImportedTable("open_runs", (*OPEN_RUN_COLUMNS, "number"), lambda *fields: fields),
+    "process": _ImportedTable("processes", PROCESS_COLUMNS, _make_process),
+    "amendment": _ImportedTable(
+        "amendments",
+        ("trace_id", "span_id", "project", "fields", "number", "id"),
+        lambda *fields: (*fields[:4], fields[5], "copied"),
+    ),
+    "tombstone": _ImportedTable(
+        "tombstones",
+        ("trace_id", "deleted", "batch"),
+        lambda trace_id, until_ns: (trace_id, max(0, until_ns - TOMBSTONE_NS) // 10**9, "copied"),
+    ),
+    "outlet": _ImportedTable(
+        "outlets",
+        ("name", "url", "cursor", "sent", "dropped", "opened_ns", "status"),
+        lambda *fields: (*fields[:5], fields[6], (fields[6], fields[5])),
+    ),
 }

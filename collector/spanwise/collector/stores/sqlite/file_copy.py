@@ -11,6 +11,7 @@ from spanwise.collector.records import Alert, normalize_feedback
 from spanwise.collector.stores.backends import ExportedRun, NumberedFeedback, SideRecord, TracePosition
 from spanwise.collector.stores.control.control_database import WriteConnection
 from spanwise.collector.stores.control.control_tables import ControlTables
+from spanwise.collector.stores.side_records import SIDE_RECORD_FIELDS, make_side_record
 from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
 from spanwise.collector.stores.sqlite.database.score_sum_schema import mark_score_sums_stale
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
@@ -33,19 +34,13 @@ _SELECT_POSITIONS = (
     "SELECT id, trace_id, span_count, coalesce(start_ns, 0), change, runs_change, changed_ns FROM traces"
     " WHERE id > ? ORDER BY id LIMIT ?"
 )
-# Records that are neither runs nor feedback: kind → table and columns
-_SIDE_TABLES: dict[str, tuple[str, str]] = {
-    "open_run": (
-        "open_runs",
-        "trace_id, span_id, parent_id, name, kind, start_ns, local_root, project, environment, instance, seen_ns",
-    ),
-    "process": (
-        "processes",
-        "instance, stored, seen_ns, service, project, environment, pid, reported_ns, progress, report",
-    ),
-    "amendment": ("amendments", "trace_id, span_id, project, fields, size, seen_ns"),
-    "tombstone": ("tombstones", "trace_id, until_ns"),
-    "outlet": ("outlets", "name, url, cursor, sent, dropped, error, updated_ns"),
+# Tables of records that are neither runs nor feedback, by kind
+_SIDE_TABLES = {
+    "open_run": "open_runs",
+    "process": "processes",
+    "amendment": "amendments",
+    "tombstone": "tombstones",
+    "outlet": "outlets",
 }
 
 
@@ -90,10 +85,11 @@ class SQLiteTraceCopy:
         return numbered, str(rows[-1][0]) if rows else after
 
     def list_side_records(self) -> Iterator[SideRecord]:
-        for kind, (table, columns) in _SIDE_TABLES.items():
+        for kind, table in _SIDE_TABLES.items():
+            columns = ", ".join(SIDE_RECORD_FIELDS[kind])
             with self._file.read() as reader:
                 for row in reader.db.execute(f"SELECT {columns} FROM {table} ORDER BY 1, 2"):
-                    yield SideRecord(kind, dict(zip(columns.split(", "), row, strict=True)))
+                    yield make_side_record(kind, row)
 
     def read_identity(self) -> str:
         with self._file.read() as reader:
@@ -129,12 +125,11 @@ class SQLiteTraceCopy:
 
     def import_side_records(self, records: Sequence[SideRecord], *, first: bool) -> None:
         def put(db: sqlite3.Connection) -> None:
-            for table, _ in _SIDE_TABLES.values() if first else ():
+            for table in _SIDE_TABLES.values() if first else ():
                 db.execute(f"DELETE FROM {table}")
             for kind, fields in records:
-                table, columns = _SIDE_TABLES[kind]
-                marks = ", ".join(f":{name}" for name in columns.split(", "))
-                db.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", fields)
+                marks = ", ".join(f":{name}" for name in fields)
+                db.execute(f"INSERT INTO {_SIDE_TABLES[kind]} ({', '.join(fields)}) VALUES ({marks})", fields)
             self._file.appender.forget()
 
         self._file.write(put)

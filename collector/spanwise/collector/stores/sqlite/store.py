@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from spanwise.collector.errors import Refused, Unavailable
 from spanwise.collector.filters import Filter, extend_filter, validate_filter
@@ -17,26 +18,15 @@ from spanwise.collector.records import (
     AlertResult,
     Amendment,
     Bucket,
-    ChangePage,
-    ConditionResult,
     Feedback,
     Lease,
     OpenRun,
     Outlet,
     Page,
-    Process,
     ProcessReport,
     Retention,
     Run,
-    RunScores,
     ScoreSums,
-    SessionSummary,
-    Source,
-    Target,
-    Trace,
-    TraceHead,
-    TraceSummary,
-    TreeNode,
     normalize_feedback,
 )
 from spanwise.collector.stores.backends import (
@@ -47,9 +37,11 @@ from spanwise.collector.stores.backends import (
     TargetFeedback,
 )
 from spanwise.collector.stores.combined_store import CombinedStore
+from spanwise.collector.stores.queries.measure_query import MeasureQuery
+from spanwise.collector.stores.queries.trace_operations import TraceOperations
 from spanwise.collector.stores.side_records import AmendmentTarget, get_amendment_target
 from spanwise.collector.stores.sqlite.control_backend import SQLiteControl
-from spanwise.collector.stores.sqlite.database.connections import can_write
+from spanwise.collector.stores.sqlite.database.connections import Reader, can_write
 from spanwise.collector.stores.sqlite.database.file_lock import real_path
 from spanwise.collector.stores.sqlite.database.group_commit import HEAVY_WEIGHT, WriteJob
 from spanwise.collector.stores.sqlite.database.schema import APPLICATION_IDS
@@ -63,26 +55,41 @@ from spanwise.collector.stores.sqlite.database_file import (
 )
 from spanwise.collector.stores.sqlite.maintenance import background_jobs, deletion
 from spanwise.collector.stores.sqlite.maintenance.background_jobs import BackgroundWorker
-from spanwise.collector.stores.sqlite.query import change_feed, record_lists, table_records, trace_queries
+from spanwise.collector.stores.sqlite.query import change_feed, record_lists
+from spanwise.collector.stores.sqlite.query.table_records import TableRecords
+from spanwise.collector.stores.sqlite.query.trace_queries import TraceQueries
 from spanwise.collector.stores.sqlite.rollups import aggregation
 from spanwise.collector.stores.sqlite.score_sums import listed_scores
 from spanwise.collector.stores.sqlite.score_sums.bucket_weights import weigh_buckets
 from spanwise.collector.stores.sqlite.score_sums.sum_queries import apply_some_changes, read_measure_sums, read_sums
-from spanwise.collector.stores.sqlite.score_sums.trace_measures import MeasureQuery
 from spanwise.collector.stores.sqlite.write import feedback_table, side_tables
 from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
-from spanwise.collector.stores.store_interfaces import LazyTrace, OutgoingFeedback, make_human_feedback
-from spanwise.collector.stores.table_rows import select_many
 from spanwise.collector.stores.trace_assembly import encode_fields, merge_fields
 from spanwise.collector.stores.weighted_sums import SumsQuery
 
 # Trace backend: operations on runs, feedback and queries over the database file.
 
 
-class SQLiteTraces(Backend):
+class SQLiteTraces(Backend, TraceOperations[Reader]):
     """Trace backend on a database file: `TraceStore` without `delete` and `prune`, and what the combined store
     needs.
     """
+
+    _queries = TraceQueries()
+    _tables, _lists, _feed = TableRecords(_queries), record_lists, change_feed
+    _senders, _outgoing = side_tables, feedback_table
+
+    def _read(self) -> AbstractContextManager[Reader]:
+        return self._file.read()
+
+    def _compute_buckets(
+        self, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int | Literal["all"] | None
+    ) -> list[Bucket]:
+        with self._file.read() as reader:
+            return aggregation.compute_buckets(reader.db, filter, bucket_ns, group_by, newest)
+
+    def _sum_measure(self, query: MeasureQuery) -> list[ScoreSums]:
+        return read_measure_sums(self._file, query)
 
     def trace_copy(self) -> TraceCopy:
         """Return the export and import of everything that this backend stores."""
@@ -108,9 +115,6 @@ class SQLiteTraces(Backend):
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         if runs or feedback:
             self.append_async(runs, list(map(normalize_feedback, feedback))).result()
-
-    def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        return self.add_amendments([Amendment(trace_id, span_id, fields)])[0]
 
     def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
         fields: dict[AmendmentTarget, list[Mapping[str, JSON]]] = {}
@@ -146,22 +150,6 @@ class SQLiteTraces(Backend):
         if failed:
             raise failed[0]
 
-    def feedback(
-        self,
-        target: str | Target,
-        key: str,
-        score: float | bool | None = None,
-        *,
-        label: str | None = None,
-        comment: str | None = None,
-        author: str | None = None,
-        span_id: str | None = None,
-    ) -> Feedback:
-        fields = {"label": label, "comment": comment, "author": author, "span_id": span_id}
-        stored = make_human_feedback(target, key, score, **fields)
-        self.add_feedback([stored])
-        return stored
-
     @write_operation
     def change_feedback(self, db: sqlite3.Connection, /, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
         return feedback_table.change_feedback(db, self._file.appender, changes)
@@ -176,97 +164,6 @@ class SQLiteTraces(Backend):
 
     # queries
 
-    def traces(
-        self,
-        filter: Filter | None = None,
-        *,
-        sort: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        **conditions: object,
-    ) -> Page[TraceSummary]:
-        with self._file.read() as reader:
-            return trace_queries.list_traces(reader, extend_filter(filter, conditions), limit, cursor, sort)
-
-    def trace(self, trace_id: str) -> Trace:
-        with self._file.read() as reader:
-            return trace_queries.read_trace(reader, trace_id)
-
-    def many(self, trace_ids: Sequence[str]) -> list[Trace]:
-        with self._file.read() as reader:
-            return trace_queries.read_traces(reader, trace_ids)
-
-    def tree(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[TreeNode]:
-        with self._file.read() as reader:
-            return trace_queries.read_tree(reader, trace_id, limit, cursor)
-
-    def runs(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Run]:
-        with self._file.read() as reader:
-            return trace_queries.read_runs(reader, trace_id, limit, cursor)
-
-    def run(self, trace_id: str, span_id: str | None = None) -> Run:
-        with self._file.read() as reader:
-            return trace_queries.read_run(reader, trace_id, span_id)
-
-    def load_traces(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
-        """Return traces as `StreamingStore.load_traces` does."""
-        with self._file.read() as reader:
-            return trace_queries.read_lazily(reader, trace_ids)
-
-    @read_operation
-    def feedbacks(
-        self,
-        db: sqlite3.Connection,
-        /,
-        filter: Filter | None = None,
-        *,
-        key: str | None = None,
-        source: Source | None = None,
-        limit: int = 1000,
-        cursor: str | None = None,
-        target: Target | None = None,
-        **conditions: object,
-    ) -> Page[Feedback]:
-        return record_lists.list_feedback(db, extend_filter(filter, conditions), key, source, target, limit, cursor)
-
-    def list_table_records(self, table: str, filter: Filter, limit: int, cursor: str | None) -> Page[Any]:
-        with self._file.read() as reader:
-            return table_records.read_records(reader, table, filter, limit, cursor)
-
-    @read_operation
-    def scores(
-        self, db: sqlite3.Connection, /, experiment_id: str, *, limit: int = 1000, cursor: str | None = None
-    ) -> Page[RunScores]:
-        return record_lists.list_experiment_scores(db, experiment_id, limit, cursor)
-
-    @read_operation
-    def sessions(
-        self,
-        db: sqlite3.Connection,
-        /,
-        filter: Filter | None = None,
-        *,
-        sort: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        **conditions: object,
-    ) -> Page[SessionSummary]:
-        return record_lists.list_sessions(db, extend_filter(filter, conditions), limit, cursor, sort)
-
-    def aggregate(
-        self,
-        filter: Filter | None = None,
-        *,
-        bucket_ns: int | None = None,
-        group_by: str | None = None,
-        newest: int | Literal["all"] | None = None,
-        **conditions: object,
-    ) -> list[Bucket]:
-        with self._file.read() as reader:
-            return aggregation.compute_buckets(
-                reader.db, extend_filter(filter, conditions), bucket_ns, group_by, newest
-            )
-
     def list_bucket_scores(
         self, filter: Filter, *, bucket_ns: int | None, group_by: str | None, newest: int | None
     ) -> Iterator[BucketScore]:
@@ -274,83 +171,9 @@ class SQLiteTraces(Backend):
             list_traces = partial(aggregation.list_scored_traces, reader.db, filter, bucket_ns, group_by, newest)
             yield from listed_scores.list_bucket_scores(reader.db, list_traces)
 
-    def measure_sums(
-        self,
-        measure: str,
-        where: Mapping[str, JSON] | None = None,
-        *,
-        project: str = "default",
-        since_ns: int,
-        until_ns: int,
-        block_s: int = 150,
-        by: str | None = None,
-    ) -> list[ScoreSums]:
-        query = MeasureQuery(measure, where or {}, project, since_ns, until_ns, block_s, by)
-        return read_measure_sums(self._file, query)
-
-    @read_operation
-    def values(
-        self, db: sqlite3.Connection, /, field: str, *, limit: int = 100, project: str | None = None
-    ) -> list[str]:
-        return record_lists.list_values(db, field, limit, project)
-
-    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
-        # taken before reading, so that a change that the result lacks is later than this time
-        now_ns = self._file.clock.now()
-        with self._file.read() as reader:
-            return change_feed.read_changes(reader, after, limit, filters, now_ns)
-
-    def heads(
-        self,
-        *,
-        project: str = "default",
-        since_ns: int,
-        until_ns: int,
-        after: str | None = None,
-        limit: int = 1000,
-        filters: Sequence[Filter] = (),
-    ) -> ChangePage:
-        now_ns = self._file.clock.now()
-        with self._file.read() as reader:
-            return change_feed.read_period(reader, project, since_ns, until_ns, after, limit, filters, now_ns)
-
-    @read_operation
-    def count_changes_after(self, db: sqlite3.Connection, /, after: str | None) -> tuple[int, int | None]:
-        return change_feed.count_later_changes(db, after)
-
-    @read_operation
-    def latest_change(self, db: sqlite3.Connection, /) -> int:
-        return change_feed.read_latest_change(db)
-
-    def get_trace_head(self, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
-        with self._file.read() as reader:
-            return change_feed.read_head(reader, trace_id, filters)
-
-    @read_operation
-    def is_after(self, db: sqlite3.Connection, /, change: str, cursor: str | None) -> bool:
-        return change_feed.parse_change(db, change) > change_feed.parse_change(db, cursor)
-
     @read_operation
     def list_rule_scores(self, db: sqlite3.Connection, /, asked: ScoreQuery) -> Page[RuleScore]:
         return listed_scores.list_rule_scores(db, asked)
-
-    @read_operation
-    def find_stored_traces(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:
-        sql = "SELECT trace_id FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
-        return {row[0] for row in select_many(db, sql, trace_ids)}
-
-    @read_operation
-    def find_stored_sessions(self, db: sqlite3.Connection, /, sessions: Collection[str]) -> set[str]:
-        sql = "SELECT DISTINCT session_id FROM traces WHERE span_count > 0 AND session_id IN (%s)"
-        return {row[0] for row in select_many(db, sql, sessions)}
-
-    def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
-        with self._file.read() as reader:
-            return change_feed.explain_filter(reader, trace_id, filter)
-
-    @read_operation
-    def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:
-        return record_lists.count_rows(db)
 
     # open runs and senders
 
@@ -358,32 +181,11 @@ class SQLiteTraces(Backend):
     def add_running(self, _: sqlite3.Connection, /, runs: Sequence[OpenRun]) -> None:
         self._file.appender.start(runs)
 
-    @read_operation
-    def running(
-        self,
-        db: sqlite3.Connection,
-        /,
-        *,
-        trace_id: str | None = None,
-        project: str | None = None,
-        environment: str | None = None,
-        limit: int = 1000,
-    ) -> list[OpenRun]:
-        return side_tables.list_open_runs(db, trace_id, project, environment, limit)
-
     @write_operation
     def add_reports(self, _: sqlite3.Connection, /, reports: Sequence[ProcessReport]) -> None:
         self._file.appender.processes.report(reports)
 
-    @read_operation
-    def processes(self, db: sqlite3.Connection, /, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
-        return side_tables.list_processes(db, since_ns, limit)
-
     # forwarding
-
-    @read_operation
-    def outlets(self, db: sqlite3.Connection, /) -> list[Outlet]:
-        return feedback_table.list_outlets(db)
 
     @write_operation
     def open_outlet(self, db: sqlite3.Connection, /, name: str, url: str) -> Outlet:
@@ -396,20 +198,8 @@ class SQLiteTraces(Backend):
         feedback_table.move_outlet(db, self._file.clock, name, cursor, sent, dropped, error)
 
     @read_operation
-    def feedback_after(self, db: sqlite3.Connection, /, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
-        return feedback_table.read_feedback_after(db, cursor, limit)
-
-    @read_operation
-    def count_feedback_after(self, db: sqlite3.Connection, /, cursor: int) -> int:
-        return feedback_table.count_feedback_after(db, cursor)
-
-    @read_operation
     def identity(self, db: sqlite3.Connection, /) -> str:
         return feedback_table.read_file_identity(db)
-
-    @read_operation
-    def find_stored_feedback(self, db: sqlite3.Connection, /, ids: Collection[str]) -> set[str]:
-        return feedback_table.find_stored_feedback(db, ids)
 
     # deletion
 

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -244,15 +244,6 @@ class Reader:
         if self.question is not None:
             self.question.check()
 
-    def runs_of(self, traces: dict[int, str]) -> dict[int, list[Run]]:
-        """Return all runs of traces (key: trace id), by start time."""
-        by_trace: dict[int, list[Run]] = {key: [] for key in traces}
-        for row in select_many(self.db, _SELECT_RUNS, traces):
-            by_trace[row[0]].append(self.run(traces[row[0]], row))
-        for runs in by_trace.values():
-            runs.sort(key=lambda run: (run.start_ns, -run.end_ns))
-        return by_trace
-
     def rows_of(self, keys: Sequence[int]) -> dict[int, list[Any]]:
         """Return the undecoded rows of all runs of traces, by start time. `run` decodes a row."""
         by_trace: dict[int, list[Any]] = {key: [] for key in keys}
@@ -262,7 +253,7 @@ class Reader:
             rows.sort(key=lambda row: (row[_START_COLUMN], -row[_END_COLUMN]))
         return by_trace
 
-    def detach(self, rows: Sequence[Any]) -> DetachedReader:
+    def detach(self, rows: Iterable[Any]) -> DetachedReader:
         """Return a reader that can decode these rows later, without the connection."""
         dictionaries = dict(self.db.execute("SELECT id, data FROM dictionaries").fetchall())
         return DetachedReader(self.db, PayloadDecoder(dictionaries), {row[1]: self._resource(row[1]) for row in rows})

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
-from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.filter_evaluation import KeyFeedback, evaluate, explain, required_values, trace_conditions
-from spanwise.collector.filters import Filter, validate_rule_filter
+from spanwise.collector.filter_evaluation import KeyFeedback, TraceValues
+from spanwise.collector.filters import Filter
 from spanwise.collector.records import ChangePage, ConditionResult, TraceHead
+from spanwise.collector.stores.queries import change_pages, filter_reader
+from spanwise.collector.stores.queries.filter_reader import LISTS, Results
+from spanwise.collector.stores.queries.trace_reader import missing_trace
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.query.filter_sql import VERSION_SQL, complete_sql
 from spanwise.collector.stores.sqlite.search.searchable_text import compile_match
 from spanwise.collector.stores.table_rows import dumps, iterate_rows, loads, parse_cursor
-from spanwise.collector.stores.trace_summary import MAX_LISTED
 
 # Values of stored traces that filters compare (see `spanwise.collector.filter_evaluation`).
 
@@ -24,40 +24,15 @@ MAX_ID_GAP = 2_000  # up to this gap, scanning the ids between two traces is che
 
 BATCH_ROWS, BATCH_CHARACTERS = 1_000, 16_000_000  # traces, and characters of their JSON, that are evaluated together
 
-# SQL expressions on a row `t`, by value. `FilterReader` converts the results of those in `_CONVERTED`
+# SQL expressions on a row `t`, by value. `FilterReader` converts some of the results
 _COLUMNS: Mapping[str, str] = {
-    "trace_id": "t.trace_id",
-    "project": "t.project",
-    "environment": "t.environment",
-    "experiment_id": "t.experiment_id",
-    "example_id": "t.example_id",
-    "session_id": "t.session_id",
-    "user_id": "t.user_id",
-    "name": "t.name",
-    "kind": "t.kind",
-    "status": "t.status",
-    "start_ns": "t.start_ns",
-    "end_ns": "t.end_ns",
-    "input_tokens": "t.input_tokens",
-    "output_tokens": "t.output_tokens",
-    "cost": "t.cost",
+    **{name: f"t.{name}" for name in TraceValues.__annotations__},
     "complete": complete_sql(),
-    "tags": "t.tags",
-    "metadata": "t.metadata",
-    "names": "t.names",
-    "kinds": "t.kinds",
-    "models": "t.models",
-    "prompts": "t.prompts",
-    "agents": "t.agents",
-    "finish_reasons": "t.finish_reasons",
     "version": VERSION_SQL,
-    "time_to_first_token_ms": "t.time_to_first_token_ms",
     "errors": "t.error_count",
     "feedback": "NULL",
     "texts": "EXISTS (SELECT 1 FROM unindexed u WHERE u.trace = t.id)",  # the trace waits for full-text indexing
 }
-# Lists of the distinct values of all runs: the condition on them, and their column in `spans`
-_LISTS = {"names": ("any_name", "name"), "kinds": ("any_kind", "kind"), "models": ("model", "model")}
 # The index is forced. Otherwise SQLite would choose the index of scores and scan the scores of all traces.
 _SELECT_FEEDBACK = (
     "SELECT f.trace, f.key, f.outcome, f.score, f.label, f.document IS NOT NULL FROM feedback f INDEXED BY feedback_by_trace"
@@ -65,48 +40,39 @@ _SELECT_FEEDBACK = (
     " ORDER BY f.created_ns, f.rowid"
 )
 _NO_FEEDBACK = KeyFeedback()
-_NO_KEYS: Mapping[str, KeyFeedback] = {}
-_JSON = ("tags", "metadata", "prompts", "agents", "finish_reasons", *_LISTS)
-_CONVERTED = (*_JSON, "errors", "feedback", "texts")
-Rows: TypeAlias = list[list[Any]]
 
 
-class FilterReader:
+class FilterReader(filter_reader.FilterReader):
     """Reader of traces with the results of some filters.
 
     It selects columns of the caller, and those that the filters require.
     """
 
+    loaded = ("tags", "metadata", "prompts", "agents", "finish_reasons", *LISTS)
+
     def __init__(self, reader: Reader, filters: Sequence[Filter], columns: Sequence[str] = ()) -> None:
         """Compile the filters. `columns` are SQL expressions on a row `t`. Raise `Refused` for an invalid filter."""
-        self._db, self._check_query, self._filters = reader.db, reader.check_stopped, filters
-        self._conditions = [trace_conditions(filter) for filter in filters]
-        required = set[str]().union(*map(required_values, self._conditions))
-        wanted = {name: column for name, column in _COLUMNS.items() if name in required}
+        super().__init__(filters)
+        self._db, self._check_stopped = reader.db, reader.check_stopped
+        wanted = {name: column for name, column in _COLUMNS.items() if name in self._required}
         # each column only once, because reading it costs as much as finding the row
         self._columns = list(dict.fromkeys([*columns, "t.id", *wanted.values()]))
-        self._positions = {name: self._columns.index(column) for name, column in wanted.items()}
-        self._id = self._columns.index("t.id")
+        self.positions = {name: self._columns.index(column) for name, column in wanted.items()}
+        self.key_column = self._columns.index("t.id")
 
-    def read(self, source: str, values: Sequence[Any]) -> Iterator[tuple[Any, tuple[bool | None, ...]]]:
+    def read(self, source: str, values: Sequence[Any]) -> Iterator[tuple[Any, Results]]:
         """Yield each selected row, which begins with the caller's columns, and the result of each filter."""
         for rows in self._select(source, values):
-            traces = self._convert(rows)
-            by_filter = []
-            for conditions in self._conditions:
-                self._check_query()
-                by_filter.append(evaluate(conditions, traces, self._positions))
-            yield from zip(rows, zip(*by_filter, strict=True) if by_filter else repeat(()), strict=False)
+            yield from zip(rows, self.evaluate(rows), strict=False)
 
     def explain(self, source: str, values: Sequence[Any]) -> list[list[ConditionResult]]:
         """Return the results of the conditions of the first filter for each selected trace."""
-        traces = [trace for rows in self._select(source, values) for trace in self._convert(rows)]
-        return [explain(self._conditions[0], trace, self._positions) for trace in traces]
+        return [results for rows in self._select(source, values) for results in self.explain_rows(rows)]
 
     def _select(self, source: str, values: Sequence[Any]) -> Iterator[list[Any]]:
         """Yield rows in batches of at most `BATCH_ROWS` rows, whose JSON has about `BATCH_CHARACTERS` characters."""
         cursor = self._db.execute(f"SELECT {', '.join(self._columns)} {source}", values)
-        positions = [self._positions[name] for name in _JSON if name in self._positions]
+        positions = [self.positions[name] for name in self.loaded if name in self.positions]
         if not positions:
             yield from iter(lambda: cursor.fetchmany(BATCH_ROWS), [])
             return
@@ -120,50 +86,19 @@ class FilterReader:
                 rows, characters = [], 0
         yield rows
 
-    def _convert(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """Return the rows with the values that conditions expect."""
-        converted = [name for name in self._positions if name in _CONVERTED]
-        if not converted:
-            return rows
-        traces = list(map(list, rows))
-        for name in converted:
-            at = self._positions[name]
-            if name in _LISTS:
-                self._add_list(traces, at, *_LISTS[name])
-            elif name in _JSON:
-                for row in traces:
-                    row[at] = loads(row[at]) if row[at] else {}
-            elif name == "errors":
-                for row in traces:
-                    row[at] = _SpanErrors(self._db, row[self._id]) if row[at] else ()
-            elif name == "feedback":
-                self._add_feedback(traces, at)
-            else:
-                self._add_texts(traces, at)
-        return traces
+    def load(self, name: str, value: Any) -> Any:
+        return loads(value) if value else {}
 
-    def _add_list(self, rows: Rows, at: int, condition: str, column: str) -> None:
-        """Decode a list. If it has reached its maximum length, add the wanted values that only the spans have."""
-        wanted = {value for filter in self._filters if (value := getattr(filter, condition)) is not None}
+    def find_listed(self, keys: Sequence[int], column: str, wanted: Collection[str]) -> Mapping[int, Sequence[str]]:
         sql = f"SELECT DISTINCT {column} FROM spans WHERE trace = ? AND {column} IN (SELECT value FROM json_each(?))"
-        for row in rows:
-            listed = loads(row[at]) if row[at] else ()
-            if len(listed) >= MAX_LISTED and not wanted.issubset(listed):
-                listed = [*listed, *(value for (value,) in self._db.execute(sql, (row[self._id], dumps([*wanted]))))]
-            row[at] = listed
+        return {key: [row[0] for row in self._db.execute(sql, (key, dumps([*wanted])))] for key in keys}
 
-    def _add_feedback(self, rows: Rows, at: int) -> None:
-        keys = {
-            key
-            for filter in self._filters
-            for key in (
-                *(key for key, _, _ in filter.feedback),
-                *(*filter.missing, *filter.untried, *filter.failed, *filter.skipped),
-            )
-        }
+    def read_errors(self, keys: Sequence[int]) -> Mapping[int, Iterable[str]]:
+        return {key: _SpanErrors(self._db, key) for key in keys}
+
+    def read_feedback(self, keys: Sequence[int], names: Collection[str]) -> Mapping[int, Mapping[str, KeyFeedback]]:
         found: dict[int, dict[str, KeyFeedback]] = {}
-        ids = [row[self._id] for row in rows]
-        selected = iterate_rows(self._db, _SELECT_FEEDBACK, ids, (dumps([*keys]),))
+        selected = iterate_rows(self._db, _SELECT_FEEDBACK, keys, (dumps([*names]),))
         for trace, key, outcome, score, label, is_of_document in selected:
             feedback = found.setdefault(trace, {})
             known = feedback.get(key, _NO_FEEDBACK)
@@ -171,15 +106,13 @@ class FilterReader:
                 feedback[key] = known._replace(total=known.total + 1)
             else:
                 feedback[key] = KeyFeedback(outcome, score, label, known.total + 1)
-        for row in rows:
-            row[at] = found.get(row[self._id], _NO_KEYS)
+        return found
 
-    def _add_texts(self, rows: Rows, at: int) -> None:
-        ids = [row[self._id] for row in rows]
-        found = {text: find_text(self._db, text, ids) for filter in self._filters if (text := filter.text) is not None}
-        for row in rows:
-            is_waiting = row[at]
-            row[at] = None if is_waiting else [text for text, traces in found.items() if row[self._id] in traces]
+    def find_text(self, text: str, keys: Sequence[int]) -> set[int]:
+        return find_text(self._db, text, keys)
+
+    def is_indexed(self, value: Any) -> bool:
+        return not value
 
 
 class _SpanErrors:
@@ -217,9 +150,6 @@ def split_ranges(ids: Sequence[int]) -> Iterator[Sequence[int]]:
 
 # Change feed: heads of traces in the order of their last change, and of those of a past period.
 
-MAX_HEADS = 10_000  # maximum number of heads in a page
-MAX_FILTERS = 500  # maximum number of filters in a call
-
 # Reading a column costs as much as finding the row, so all flags share one integer column
 _FLAGS_SQL = (
     "coalesce(t.complete, 2) | (t.rooted << 2) | (t.partial << 3) | (t.judgement << 4) | ((t.dropped > 0) << 5)"
@@ -242,14 +172,14 @@ _FROM_PERIOD = (
 _FROM_TRACE = "FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
 
 
-def read_changes(reader: Reader, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int) -> ChangePage:
+def read_changes(reader: Reader, after: str | None, limit: int, filters: Sequence[Filter]) -> ChangePage:
     """Return the heads of the traces that changed after `after`, with the result of each filter.
 
     Raise `Refused` for an invalid cursor or invalid filters.
     """
-    begin = parse_change(reader.db, after)
+    now_ns, begin = _read_clock(reader), parse_change(reader, after)
     heads = _read_heads(
-        reader, filters, f"{_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, max(0, min(limit, MAX_HEADS)))
+        reader, filters, f"{_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, max(0, min(limit, change_pages.MAX_HEADS)))
     )
     return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else str(begin), now_ns=now_ns)
 
@@ -262,24 +192,29 @@ def read_period(
     after: str | None,
     limit: int,
     filters: Sequence[Filter],
-    now_ns: int,
 ) -> ChangePage:
     """Return the heads of the traces of a project that started in [`since_ns`, `until_ns`), latest first.
 
     Their cursors are positions in this list. Raise `Refused` for an invalid cursor or invalid filters.
     """
+    now_ns = _read_clock(reader)
     start_ns, number = (until_ns, 0) if after is None else parse_cursor(after)
-    values = (project, since_ns, start_ns, start_ns, number, max(0, min(limit, MAX_HEADS)))
+    values = (project, since_ns, start_ns, start_ns, number, max(0, min(limit, change_pages.MAX_HEADS)))
     found = _read_heads(reader, filters, _FROM_PERIOD, values)
     heads = tuple(replace(head, cursor=f"{head.start_ns}.{head.number}") for head in found)
     return ChangePage(heads=heads, cursor=heads[-1].cursor if heads else f"{start_ns}.{number}", now_ns=now_ns)
+
+
+def _read_clock(reader: Reader) -> int:
+    """Return the store's time. Called before the first read, so that a change that the snapshot lacks is later."""
+    return int(reader.db.execute("SELECT store_now()").fetchone()[0])
 
 
 def read_head(reader: Reader, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
     """Return the head of one trace. Raise `NotFound` if the store has no runs of it."""
     heads = _read_heads(reader, filters, _FROM_TRACE, (trace_id,))
     if not heads:
-        raise NotFound(f"there is no trace {trace_id!r} in this store")
+        raise missing_trace(trace_id)
     return heads[0]
 
 
@@ -287,15 +222,13 @@ def explain_filter(reader: Reader, trace_id: str, filter: Filter) -> list[Condit
     """Return the result of each condition for one trace. Raise `NotFound` if the store has no runs of it."""
     explained = FilterReader(reader, [filter]).explain(_FROM_TRACE, (trace_id,))
     if not explained:
-        raise NotFound(f"there is no trace {trace_id!r} in this store")
+        raise missing_trace(trace_id)
     return explained[0]
 
 
 def _read_heads(reader: Reader, filters: Sequence[Filter], source: str, values: Sequence[Any]) -> tuple[TraceHead, ...]:
     """Return the heads of the selected traces. Raise `Refused` for too many or invalid filters."""
-    if len(filters) > MAX_FILTERS:
-        raise Refused(f"at most {MAX_FILTERS} filters can be evaluated at once, got {len(filters)}; use several calls")
-    filter_reader = FilterReader(reader, [validate_rule_filter(filter) for filter in filters], _HEAD_COLUMNS)
+    filter_reader = FilterReader(reader, change_pages.validate_filters(filters), _HEAD_COLUMNS)
     return tuple([_make_head(row, results) for row, results in filter_reader.read(source, values)])
 
 
@@ -331,26 +264,24 @@ def _make_head(row: Sequence[Any], results: tuple[bool | None, ...]) -> TraceHea
     return cast(TraceHead, head)
 
 
-def count_later_changes(db: sqlite3.Connection, after: str | None) -> tuple[int, int | None]:
+def count_later_changes(reader: Reader, after: str | None) -> tuple[int, int | None]:
     """Return the number of traces in the feed after a position, and the time of the first change among them."""
-    begin = parse_change(db, after)
+    db, begin = reader.db, parse_change(reader, after)
     count = db.execute(f"SELECT count(*) {_FROM_FEED}", (begin,)).fetchone()[0]
     first = db.execute(f"SELECT t.changed_ns {_FROM_FEED} ORDER BY t.change LIMIT 1", (begin,)).fetchone()
     return int(count), first[0] if first else None
 
 
-def parse_change(db: sqlite3.Connection, cursor: str | None) -> int:
+def parse_change(reader: Reader, cursor: str | None) -> int:
     """Return the change number of a cursor. Raise `Refused` for a cursor that this store did not issue."""
     if cursor is None:
         return 0
-    number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
-    if not 0 <= number <= read_latest_change(db):
-        raise Refused(
-            f"cursor {cursor!r} is no position in this store's feed; use the `cursor` of an earlier page, or none"
-        )
+    number = change_pages.parse_change_number(cursor)
+    if not 0 <= number <= read_latest_change(reader):
+        raise change_pages.refuse_change(cursor)
     return number
 
 
-def read_latest_change(db: sqlite3.Connection) -> int:
+def read_latest_change(reader: Reader) -> int:
     """Return the highest change number issued so far."""
-    return int(db.execute("SELECT change FROM feed").fetchone()[0])
+    return int(reader.db.execute("SELECT change FROM feed").fetchone()[0])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from spanwise.collector.errors import Refused
 from spanwise.collector.filters import (
     EVALUATOR_KIND,
     OPERATORS,
@@ -16,6 +15,14 @@ from spanwise.collector.filters import (
     Filter,
     metadata_text,
     refuse_dataset,
+)
+from spanwise.collector.stores.queries.filter_columns import (
+    EQUAL_COLUMNS,
+    NUMBERS,
+    STATUSES,
+    check_operator,
+    get_compared_value,
+    list_conditions,
 )
 from spanwise.collector.stores.search_terms import check_terms, compile_terms
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS
@@ -38,7 +45,6 @@ class SQLCondition(NamedTuple):
     ids_values: tuple[Any, ...] = ()
 
 
-_EMPTY_FILTER = Filter()
 # Selects the same rows as `span_count > 0`, but the column is in every index that a query may walk. The `+` keeps
 # SQLite from choosing an index because of this condition
 HAS_SPANS = SQLCondition("+t.start_ns IS NOT NULL")
@@ -46,12 +52,8 @@ HAS_SPANS = SQLCondition("+t.start_ns IS NOT NULL")
 
 def compile_filter(filter: Filter) -> list[SQLCondition]:
     """Return the conditions that a trace must meet. Traces of which only feedback has arrived never pass."""
-    conditions = [HAS_SPANS]
-    for name in Filter.__slots__:
-        value = getattr(filter, name)
-        if value != getattr(_EMPTY_FILTER, name):
-            conditions += _prompt_version(value, filter.prompt) if name == "prompt_version" else COMPILERS[name](value)
-    return conditions
+    compiled = (COMPILERS[name](value) for name, value in list_conditions(filter))
+    return [HAS_SPANS, *(condition for conditions in compiled for condition in conditions)]
 
 
 # Excludes evaluators' own traces (see `Filter`). The schema's partial indexes contain these two texts literally; any
@@ -101,8 +103,9 @@ def _list_element(column: str, of_spans: str, part: str = "value") -> Callable[[
     return compile_value
 
 
-def _prompt_version(version: str, prompt: str | None) -> list[SQLCondition]:
+def _prompt_version(wanted: tuple[str, str | None]) -> list[SQLCondition]:
     """Compile a condition that a run used a version of a prompt, or of any prompt if `prompt` is None."""
+    version, prompt = wanted
     sql = "SELECT 1 FROM json_each(t.prompts) p CROSS JOIN json_each(p.value) v WHERE v.value = ?"
     values: tuple[Any, ...] = (dumps(version), version)
     if prompt is not None:
@@ -110,7 +113,7 @@ def _prompt_version(version: str, prompt: str | None) -> list[SQLCondition]:
     return [SQLCondition(f"(instr(t.prompts, ?) > 0 AND EXISTS ({sql}))", values)]
 
 
-SQL_OPERATORS = {operator: "<>" if operator == "!=" else operator for operator in OPERATORS}
+SQL_OPERATORS: Mapping[str, str] = {operator: "<>" if operator == "!=" else operator for operator in OPERATORS}
 
 
 def _comparison(expression: str) -> Callable[[Any], list[SQLCondition]]:
@@ -122,18 +125,12 @@ def _comparison(expression: str) -> Callable[[Any], list[SQLCondition]]:
 
 
 def _operator(operator: str) -> str:
-    if operator not in OPERATORS:
-        raise Refused(f"unknown operator {operator!r}; expected one of: {', '.join(OPERATORS)}")
+    check_operator(operator)
     return SQL_OPERATORS[operator]
 
 
-_STATUSES = {
-    # the first condition lets SQLite use the index of traces with errors
-    "error": "t.error_count > 0 AND t.status = 'error'",
-    "ok": "t.status NOT IN ('error', 'cancelled')",
-    "cancelled": "t.status = 'cancelled'",
-    "unset": "t.status = 'unset'",
-}
+# the first condition lets SQLite use the index of traces with errors
+_STATUSES = {**STATUSES, "error": f"t.error_count > 0 AND {STATUSES['error']}"}
 
 
 def _error(value: str) -> list[SQLCondition]:
@@ -193,7 +190,7 @@ def _feedback(wanted: Any) -> list[SQLCondition]:
 
 
 def _feedback_condition(key: str, column: str, comparisons: Sequence[tuple[str, float | str]]) -> SQLCondition:
-    each = "".join(f" AND {_feedback_value(value)} {_operator(operator)} ?" for operator, value in comparisons)
+    each = "".join(f" AND {get_compared_value(value, 'f.')} {_operator(operator)} ?" for operator, value in comparisons)
     holds = f"f.key = ? AND f.standing = 2{each}"
     values = (key, *(value for _, value in comparisons))
     sql = f"EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND {holds})"
@@ -203,21 +200,11 @@ def _feedback_condition(key: str, column: str, comparisons: Sequence[tuple[str, 
     return SQLCondition(sql, values, ids, values)
 
 
-def _feedback_value(wanted: float | str) -> str:
-    """Return the SQL of the value that a condition compares: score or label. For the bounds "yes" and "no", a score of
-    1 or 0 without a label is compared as "yes" or "no".
-    """
-    if wanted in YES_AND_NO.values():
-        named = " ".join(f"WHEN {score} THEN '{name}'" for score, name in YES_AND_NO.items())
-        return f"coalesce(f.label, CASE f.score {named} END)"
-    return "f.label" if isinstance(wanted, str) else "f.score"
-
-
 def _document_feedback(wanted: Any) -> list[SQLCondition]:
     """Compile one condition for each comparison, which may hold for different documents."""
     found = []
     for key, operator, value in wanted:
-        compared = f"{_feedback_value(value)} {_operator(operator)} ?"
+        compared = f"{get_compared_value(value, 'f.')} {_operator(operator)} ?"
         holds = f"f.key = ? AND f.document IS NOT NULL AND f.standing >= 1 AND {compared}"
         found.append(SQLCondition(f"EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND {holds})", (key, value)))
     return found
@@ -270,11 +257,10 @@ VERSION_SQL = (
 
 
 COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
-    "project": _equals("project"),
-    "environment": _equals("environment"),
+    **{name: _equals(column) for name, column in EQUAL_COLUMNS.items()},
+    **{name: _comparison(expression) for name, expression in NUMBERS.items()},
     "since_ns": lambda value: [SQLCondition("t.start_ns >= ?", (value,))],
     "until_ns": lambda value: [SQLCondition("t.start_ns < ?", (value,))],
-    "name": _equals("name"),
     "kind": lambda value: [SQLCondition(EVALUATOR_SQL)] if value == EVALUATOR_KIND else _equals("kind")(value),
     "any_name": _list_element("names", "name"),
     "any_kind": _list_element("kinds", "kind"),
@@ -282,17 +268,12 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "error": _error,
     "model": _list_element("models", "model", "key"),
     "prompt": _element("prompts", "key"),
+    "prompt_version": _prompt_version,
     "agent": _element("agents"),
     "finish_reason": _element("finish_reasons"),
     "version": lambda value: [SQLCondition(f"{VERSION_SQL} = ?", (value,))],
-    "time_to_first_token_ms": _comparison("t.time_to_first_token_ms"),
-    "latency_ms": _comparison("(t.end_ns - t.start_ns) / 1e6"),
-    "tokens": _comparison("(t.input_tokens + t.output_tokens)"),
-    "cost": _comparison("t.cost"),
     "tags": lambda tags: [condition for tag in tags for condition in _element("tags")(tag)],
     "metadata": _metadata,
-    "session": _equals("session_id"),
-    "user": _equals("user_id"),
     "feedback": _feedback,
     "document_feedback": _document_feedback,
     "missing": _missing,
@@ -303,7 +284,6 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "experiment": lambda id: _equals("experiment_id")(id) if id else [SQLCondition("t.experiment_id IS NULL")],
     "experiments": lambda ids: [SQLCondition("t.experiment_id IN (SELECT value FROM json_each(?))", (dumps(ids),))],
     "dataset": refuse_dataset,
-    "example": _equals("example_id"),
     "complete": lambda value: [SQLCondition(complete_sql() if value else f"NOT {complete_sql()}")],
     "trace_ids": lambda ids: [SQLCondition(f"t.trace_id IN ({','.join('?' * len(ids))})", tuple(ids))],
     "excluded": lambda pairs: [  # conditions that must not hold; a trace without a value passes

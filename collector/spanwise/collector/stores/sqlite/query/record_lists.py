@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
 from spanwise.collector import filters
-from spanwise.collector.errors import Refused
-from spanwise.collector.filters import (
-    SESSION_COLUMNS,
-    TRACE_COLUMNS,
-    Filter,
-    SortOrder,
-    fingerprint,
-    make_cursor,
-    parse_sort,
-    read_cursor,
-)
+from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
+from spanwise.collector.stores.queries import list_pages
+from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.query.filter_sql import (
     FEEDBACK_OF_TRACE,
     FEW_TRACES,
@@ -43,90 +36,45 @@ from spanwise.collector.stores.table_rows import (
     select_many,
 )
 
-# Traces and sessions sorted by a number, page by page.
+# Traces and sessions sorted by a number, page by page (see `list_pages`).
 #
-# - Ties are in the order of the trace id (or session id). Missing values come last in both directions.
-# - The first page fixes the set of traces: those that are stored at that moment and pass. Later pages cover the same
-#   set, so that traces that arrive meanwhile shift nothing. A cursor is the last value and id, and the bounds of the set.
-# - Sorting reads all traces of the set. If more than `MAX_SORTED` pass, the set is the newest of them.
-# - The index of scores is in the order of a sort by feedback, so only as many traces are read as a page needs.
+# Sorting reads all traces of the set. The index of scores is in the order of a sort by feedback, so only as many traces
+# are read as a page needs.
 
 MAX_LOOKUPS = 20_000  # traces whose score is looked up one by one; for more, the index of scores is read
 
-_TRACE_VALUES = {
-    "start": "t.start_ns",
-    "latency_ms": "(t.end_ns - t.start_ns)",
-    "time_to_first_token_ms": "t.time_to_first_token_ms",
-    "cost": "t.cost",
-    "tokens": "(t.input_tokens + t.output_tokens)",
-    "errors": "-t.error_count",
-    "runs": "t.span_count",
-}
-_SESSION_VALUES = {
-    "start": "min(t.start_ns)",
-    "duration_ms": "max(t.end_ns) - min(t.start_ns)",
-    "traces": "count(*)",
-    "errors": "-sum(t.status = 'error')",
-    "tokens": "sum(t.input_tokens + t.output_tokens)",
-    "cost": "sum(t.cost)",
-}
-assert (tuple(_TRACE_VALUES), tuple(_SESSION_VALUES)) == (TRACE_COLUMNS, SESSION_COLUMNS)
 _IS_SCORE = "f.key = ? AND f.standing = 2 AND f.score IS NOT NULL"
 _SCORE = f"(SELECT f.score FROM feedback f {FEEDBACK_OF_TRACE} AND {_IS_SCORE})"
-_NUMBER = int | float | None
 
 
-class SortedPage(NamedTuple):
-    """Ids of one page in order, the cursor of the next page, and `Page.newest`."""
-
-    ids: list[Any]
-    next: str | None
-    newest: int | None
-
-
-class SortedSet(NamedTuple):
-    """Bounds of the traces that all pages of a list sort."""
-
-    upto: int  # highest integer key of a trace when the first page was read
-    since_ns: int | None  # earliest start, if there are more traces than can be sorted
-    lowest: int  # lowest integer key in the set
-    size: int
-
-    @property
-    def newest(self) -> int | None:
-        """Return the number of newest traces in the set; None if it has all traces that pass."""
-        return None if self.since_ns is None else self.size
-
-    def restrict(self, plan: QueryPlan) -> QueryPlan:
-        """Return the plan restricted to the set."""
-        where, values = f"{plan.where} AND +t.id <= ?", (*plan.values, self.upto)
-        if self.since_ns is not None:
-            where, values = f"{where} AND t.start_ns >= ?", (*values, self.since_ns)
-        return QueryPlan(plan.source, where, values)
+def _restrict(plan: QueryPlan, bounds: list_pages.SortedSet) -> QueryPlan:
+    """Return the plan restricted to a set."""
+    where, values = f"{plan.where} AND +t.id <= ?", (*plan.values, bounds.upto)
+    if bounds.since_ns is not None:
+        where, values = f"{where} AND t.start_ns >= ?", (*values, bounds.since_ns)
+    return QueryPlan(plan.source, where, values)
 
 
-def _find_set(db: sqlite3.Connection, plan: QueryPlan, *, unlimited: bool = False) -> SortedSet:
+def _find_set(db: sqlite3.Connection, plan: QueryPlan, *, unlimited: bool = False) -> list_pages.SortedSet:
     """Return the set of the traces that pass now. `unlimited`: all of them can be sorted, and are not counted."""
     [upto] = db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()
     if unlimited:
-        return SortedSet(upto, None, 0, 0)
+        return list_pages.SortedSet(upto)
     newest = f"SELECT t.id AS id, t.start_ns AS start_ns FROM {plan.source} WHERE {plan.where} ORDER BY t.start_ns DESC"
     sql = f"SELECT count(*), coalesce(min(id), 0) FROM ({newest} LIMIT {filters.MAX_SORTED + 1})"
     count, lowest = db.execute(sql, plan.values).fetchone()
     if count <= filters.MAX_SORTED:
-        return SortedSet(upto, None, lowest, count)
+        return list_pages.SortedSet(upto, None, count, lowest)
     [_, since_ns] = db.execute(f"{newest} LIMIT 1 OFFSET {filters.MAX_SORTED - 1}", plan.values).fetchone()
-    return SortedSet(upto, since_ns, lowest, filters.MAX_SORTED)
+    return list_pages.SortedSet(upto, since_ns, filters.MAX_SORTED, lowest)
 
 
-def _sort_page(
-    db: sqlite3.Connection, rows: str, values: Sequence[Any], order: SortOrder, last: Sequence[Any], limit: int
-) -> list[Any]:
+def _sort_page(db: sqlite3.Connection, rows: str, values: Sequence[Any], query: list_pages.SortedQuery) -> list[Any]:
     """Return the rows of one page and one more, as (key, value, id).
 
-    `rows` is a statement with the columns `key`, `v` and `id`. `last` has the value and the id of the last row of the
-    previous page.
+    `rows` is a statement with the columns `key`, `v` and `id`.
     """
+    _, order, last, limit = query
     nullable = order.column != "start"  # without this term, SQLite reads the index of starts in order
     after, sign = "1", "<" if order.is_descending else ">"
     if last:
@@ -141,12 +89,13 @@ def _sort_page(
 
 
 def _walk_scores(
-    db: sqlite3.Connection, plan: QueryPlan, bounds: SortedSet, order: SortOrder, last: Sequence[Any], limit: int
+    db: sqlite3.Connection, plan: QueryPlan, bounds: list_pages.SortedSet, query: list_pages.SortedQuery
 ) -> list[Any]:
     """Return the same rows as `_sort_page` for a sort by feedback, read from the index of scores.
 
     Traces without a score follow when no scores are left.
     """
+    _, order, last, limit = query
     rows: list[Any] = []
     if not last or last[0] is not None:
         sign = "<" if order.is_descending else ">"
@@ -171,56 +120,38 @@ def _walk_scores(
     return rows
 
 
-def list_sorted_traces(db: sqlite3.Connection, filter: Filter, sort: str, limit: int, cursor: str | None) -> SortedPage:
+def list_sorted_traces(
+    db: sqlite3.Connection, filter: Filter, sort: str, limit: int, cursor: str | None
+) -> list_pages.SortedPage:
     """Return one page of traces, by their integer keys. Raises `Refused` for an unknown order or another list's
     cursor.
     """
-    order, mark, plan = (
-        parse_sort(sort, TRACE_COLUMNS, feedback=True),
-        fingerprint(sort, filter),
-        plan_query(db, filter),
-    )
-    last, bounds = _read_position(cursor, mark)
-    if bounds is None:
-        bounds = _find_set(db, plan, unlimited=order.column == "start")  # an index is in the order of starts
-    plan = bounds.restrict(plan)
-    if order.column == "feedback" and bounds.size > MAX_LOOKUPS:
-        rows = _walk_scores(db, plan, bounds, order, last, limit)
-    else:
-        value, values = (_SCORE, (order.key,)) if order.column == "feedback" else (_TRACE_VALUES[order.column], ())
-        select = f"SELECT t.id AS key, {value} AS v, t.trace_id AS id FROM {plan.source} WHERE {plan.where}"
-        rows = _sort_page(db, select, (*values, *plan.values), order, last, limit)
-    return _cut_page(rows, limit, mark, bounds)
+    plan = plan_query(db, filter)
+
+    def select(query: list_pages.SortedQuery, bounds: list_pages.SortedSet) -> list[Any]:
+        order, within = query.order, _restrict(plan, bounds)
+        if order.column == "feedback" and bounds.size > MAX_LOOKUPS:
+            return _walk_scores(db, within, bounds, query)
+        value, values = (
+            (_SCORE, (order.key,)) if order.column == "feedback" else (list_pages.TRACE_VALUES[order.column], ())
+        )
+        select = f"SELECT t.id AS key, {value} AS v, t.trace_id AS id FROM {within.source} WHERE {within.where}"
+        return _sort_page(db, select, (*values, *within.values), query)
+
+    # an index is in the order of starts
+    find_set = lambda order: _find_set(db, plan, unlimited=order.column == "start")  # noqa: E731
+    return list_pages.list_sorted(sort, filter, limit, cursor, find_set, select)[0]
 
 
-def list_sorted_sessions(
-    db: sqlite3.Connection, filter: Filter, sort: str, limit: int, cursor: str | None
-) -> tuple[SortedPage, int]:
-    """Return one page of sessions, by their ids, and the highest integer key of the traces that they cover."""
-    order, mark, plan = parse_sort(sort, SESSION_COLUMNS), fingerprint(sort, filter), plan_query(db, filter)
-    last, bounds = _read_position(cursor, mark)
-    if bounds is None:
-        bounds = _find_set(db, plan)
-    plan = bounds.restrict(plan)
+def _sort_sessions(
+    db: sqlite3.Connection, plan: QueryPlan, query: list_pages.SortedQuery, bounds: list_pages.SortedSet
+) -> list[Any]:
+    within = _restrict(plan, bounds)
     select = (
-        f"SELECT t.session_id AS key, {_SESSION_VALUES[order.column]} AS v, t.session_id AS id FROM {plan.source}"
-        f" WHERE {plan.where} AND t.session_id IS NOT NULL GROUP BY t.session_id"
+        f"SELECT t.session_id AS key, {list_pages.SESSION_VALUES[query.order.column]} AS v, t.session_id AS id FROM {within.source}"
+        f" WHERE {within.where} AND t.session_id IS NOT NULL GROUP BY t.session_id"
     )
-    rows = _sort_page(db, select, plan.values, order, last, limit)
-    return _cut_page(rows, limit, mark, bounds), bounds.upto
-
-
-def _read_position(cursor: str | None, mark: str) -> tuple[Sequence[Any], SortedSet | None]:
-    """Return the last value and id of the previous page, and the set of traces; () and None without a cursor."""
-    if cursor is None:
-        return (), None
-    value, id, *bounds = read_cursor(cursor, mark, (_NUMBER, str, int, int | None, int, int))
-    return (value, id), SortedSet(*bounds)
-
-
-def _cut_page(rows: Sequence[Any], limit: int, mark: str, bounds: SortedSet) -> SortedPage:
-    next = make_cursor(mark, (*rows[limit - 1][1:], *bounds)) if len(rows) > limit else None
-    return SortedPage([key for key, _, _ in rows[:limit]], next, bounds.newest)
+    return _sort_page(db, select, within.values, query)
 
 
 # Distinct values of a field, for filter menus.
@@ -323,20 +254,18 @@ ONE_PROJECT_SQL = {
     " ON f.trace = t.x WHERE f.standing = 2 ORDER BY 1 LIMIT :limit",
 }
 
-METADATA_FIELD = "metadata"
 _METADATA = (
     "(SELECT metadata AS x FROM traces INDEXED BY {}"
     f" WHERE {{}} {_VISIBLE} ORDER BY start_ns DESC LIMIT {NEWEST_TRACES}) t, json_each(t.x) m"
 )
 
 
-def list_values(db: sqlite3.Connection, field: str, limit: int, project: str | None) -> list[str]:
+def list_values(reader: Reader, field: str, limit: int, project: str | None) -> list[str]:
     """Return the values of a field in order, at most `limit`. Raise `Refused` for an unknown field."""
-    name, _, key = field.partition(".")
-    if name == METADATA_FIELD:
+    db, (name, _, key) = reader.db, field.partition(".")
+    if name == list_pages.METADATA_FIELD:
         return list_metadata(db, key, limit, project)
-    if field not in ALL_PROJECTS_SQL:
-        raise Refused(f"unknown field {field!r}; expected one of: {', '.join((*ALL_PROJECTS_SQL, METADATA_FIELD))}")
+    list_pages.check_field(field, ALL_PROJECTS_SQL)
     if project is None:
         rows = db.execute(ALL_PROJECTS_SQL[field], {"limit": limit})
     elif field == "project":
@@ -359,7 +288,7 @@ def list_metadata(db: sqlite3.Connection, key: str, limit: int, project: str | N
 
 
 def list_feedback(
-    db: sqlite3.Connection,
+    reader: Reader,
     filter: Filter,
     key: str | None,
     source: Source | None,
@@ -368,7 +297,7 @@ def list_feedback(
     cursor: str | None,
 ) -> Page[Feedback]:
     """Return one page of feedback, newest first. Feedback on a session of a project belongs to the project."""
-    where, values = restrict_feedback(db, filter)
+    where, values = restrict_feedback(reader.db, filter)
     if key is not None:
         where.append("f.key = ?")
         values.append(key)
@@ -378,11 +307,26 @@ def list_feedback(
         values.extend(() if source == "human" else (source,))
     if target is not None:
         _add_target_conditions(target, where, values)
+    # a target has few rows: use its own index, then sort
+    return select_feedback(
+        reader.db, where, values, limit, cursor, by="f.created_ns" if target is None else "+f.created_ns"
+    )
+
+
+def select_feedback(
+    db: sqlite3.Connection,
+    where: list[str],
+    values: list[Any],
+    limit: int,
+    cursor: str | None,
+    *,
+    by: str = "f.created_ns",
+) -> Page[Feedback]:
+    """Return one page of the feedback that meets SQL conditions, newest first. Raise `Refused` for an invalid cursor."""
     if cursor is not None:
         where.append("(f.created_ns, f.rowid) < (?, ?)")
         values.extend(parse_cursor(cursor))
     sql = f"{feedback_table.SELECT_FEEDBACK.replace(' FROM', ', f.rowid FROM')} WHERE {' AND '.join(where) or '1'}"
-    by = "f.created_ns" if target is None else "+f.created_ns"  # a target has few rows: use its own index, then sort
     fetched = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
     rows, next = cut_page(fetched, limit, time=feedback_table.FEEDBACK_COLUMNS.index("created_ns"), key=-1)
     return Page(items=tuple(map(feedback_table.feedback_from_row, rows)), next=next)
@@ -432,12 +376,10 @@ def _add_target_conditions(target: Target, where: list[str], values: list[Any]) 
         values.append(target.project)
 
 
-_SELECT_RUNS = """
-SELECT t.id, t.trace_id, t.example_id, t.repetition, t.status, t.start_ns, t.end_ns, t.input_tokens, t.output_tokens,
-  t.cost, t.tags, t.models FROM traces t
-WHERE t.experiment_id = ? AND t.span_count > 0 AND (t.start_ns, t.id) > (?, ?) ORDER BY t.start_ns, t.id LIMIT ?
-"""
-_SELECT_NEWEST = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND trace IN (%s) ORDER BY key"
+_SELECT_RUNS = (
+    f"SELECT t.id, {list_pages.EXPERIMENT_COLUMNS}, t.tags, t.models FROM traces t"
+    " WHERE t.experiment_id = ? AND t.span_count > 0 AND (t.start_ns, t.id) > (?, ?) ORDER BY t.start_ns, t.id LIMIT ?"
+)
 # Prefers a judge's score to human feedback on the same key, even if the feedback is newer
 _SELECT_COUNTED = (
     "SELECT f.trace, f.key, f.score, f.label FROM feedback f WHERE f.standing >= 1 AND f.document IS NULL"
@@ -445,69 +387,46 @@ _SELECT_COUNTED = (
 )
 
 
-def list_experiment_scores(
-    db: sqlite3.Connection, experiment_id: str, limit: int, cursor: str | None
-) -> Page[RunScores]:
+def list_experiment_scores(reader: Reader, experiment_id: str, limit: int, cursor: str | None) -> Page[RunScores]:
     """Return one page of an experiment's runs with their scores, earliest start first."""
     after = parse_cursor(cursor) if cursor is not None else (-1 << 63, 0)
-    fetched = db.execute(_SELECT_RUNS, (experiment_id, *after, limit + 1)).fetchall()
+    fetched = reader.db.execute(_SELECT_RUNS, (experiment_id, *after, limit + 1)).fetchall()
     rows, next = cut_page(fetched, limit, time=5, key=0)
-    newest = read_newest_scores(db, [row[0] for row in rows], _SELECT_COUNTED)
-    items = (
-        RunScores(
-            trace_id=trace,
-            example_id=example,
-            repetition=repetition,
-            status=status,
-            scores=newest.get(id, {}),
-            duration_ns=max(0, end - start),
-            input_tokens=input_tokens or 0,
-            output_tokens=output_tokens or 0,
-            cost=cost,
-            tags=tuple(orjson.loads(tags)) if tags and tags != "[]" else (),
-            models=tuple(model for model in orjson.loads(models) if model != "null") if models else (),
-        )
-        for id, trace, example, repetition, status, start, end, input_tokens, output_tokens, cost, tags, models in rows
-    )
+    newest = list_pages.group_scores(select_many(reader.db, _SELECT_COUNTED, [row[0] for row in rows]))
+    items = []
+    for id, *fields, tags, models in rows:
+        called = [model for model in orjson.loads(models) if model != "null"] if models else ()
+        items.append(list_pages.make_run_scores(fields, orjson.loads(tags) if tags else (), called, newest.get(id, {})))
     return Page(items=tuple(items), next=next)
 
 
-def read_newest_scores(
-    db: sqlite3.Connection, traces: Sequence[int], sql: str = _SELECT_NEWEST
-) -> dict[int, dict[str, float | str | None]]:
-    """Return the newest score (or else label) of the trace or its spans, by the trace's integer key and feedback
-    key.
-    """
-    newest: dict[int, dict[str, float | str | None]] = {}
-    for trace, key, score, label in select_many(db, sql, traces):
-        newest.setdefault(trace, {})[key] = score if score is not None else label
-    return newest
-
-
-_SELECT_SESSIONS = """
-SELECT t.session_id, t.project, max(t.user_id), count(*), sum(t.status = 'error'), min(t.start_ns), max(t.end_ns),
-  sum(t.input_tokens), sum(t.output_tokens), sum(t.cost), max(t.start_ns)
-FROM traces t INDEXED BY traces_by_session WHERE t.session_id IN ({marks}) AND +t.id <= ? AND {where}
+_SELECT_SESSIONS = f"""
+SELECT t.session_id, t.project, {list_pages.SESSION_SUMS}
+FROM traces t INDEXED BY traces_by_session WHERE t.session_id IN ({{marks}}) AND +t.id <= ? AND {{where}}
 GROUP BY t.session_id
 """
 
 
 def list_sessions(
-    db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None, sort: str | None = None
+    reader: Reader, filter: Filter, limit: int, cursor: str | None, sort: str | None = None
 ) -> Page[SessionSummary]:
     """Return one page of sessions, in the order of a number or latest first.
 
     The latest are found by walking traces from the latest on and aggregating each session found. All pages cover the traces that were stored when the first page was read, so a session that gets another trace
     keeps its position.
     """
-    where, values = join_conditions(compile_visible_filter(filter))
+    db, (where, values) = reader.db, join_conditions(compile_visible_filter(filter))
     if sort:
-        page, upto = list_sorted_sessions(db, filter, sort, limit, cursor)
-        if not page.ids:  # SQLite refuses a forced index if it knows that no row can match
+        plan = plan_query(db, filter)
+        select = partial(_sort_sessions, db, plan)
+        page, bounds = list_pages.list_sorted(
+            sort, filter, limit, cursor, lambda _: _find_set(db, plan), select, sessions=True
+        )
+        if not page.keys:  # SQLite refuses a forced index if it knows that no row can match
             return Page(items=(), newest=page.newest)
-        sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(page.ids)), where=where)
-        summed = {row[0]: row for row in db.execute(sql, (*page.ids, upto, *values))}
-        found = tuple(_session_from_row(summed[session]) for session in page.ids)
+        sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(page.keys)), where=where)
+        summed = {row[0]: row for row in db.execute(sql, (*page.keys, bounds.upto, *values))}
+        found = tuple(list_pages.make_session(summed[session]) for session in page.keys)
         return Page(items=found, next=page.next, newest=page.newest)
     [newest] = db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()
     after = None
@@ -522,7 +441,7 @@ def list_sessions(
         in_order = (summed[session] for session in chunk)
         rows.extend(row for row in in_order if after is None or (row[10], row[0]) < after)
     shown, next = cut_page(rows, limit, time=10, key=0)
-    return Page(items=tuple(map(_session_from_row, shown)), next=next and f"{newest}.{next}")
+    return Page(items=tuple(map(list_pages.make_session, shown)), next=next and f"{newest}.{next}")
 
 
 # Skips sessions of earlier pages; otherwise a page far back would aggregate all of them again. The condition looks
@@ -551,23 +470,22 @@ def _walk_sessions(db: sqlite3.Connection, filter: Filter, after: tuple[int, str
             yield session
 
 
-def _session_from_row(row: Any) -> SessionSummary:
-    return SessionSummary(
-        session_id=row[0],
-        project=row[1],
-        user_id=row[2],
-        traces=row[3],
-        errors=row[4],
-        start_ns=row[5],
-        end_ns=row[6],
-        input_tokens=row[7],
-        output_tokens=row[8],
-        cost=row[9],
-    )
-
-
-def count_rows(db: sqlite3.Connection) -> dict[str, int]:
+def count_rows(reader: Reader) -> dict[str, int]:
     """Return the numbers of spans, traces and feedback rows."""
     traces = "traces WHERE start_ns IS NOT NULL"  # same rows as `span_count > 0`, but served by an index
     tables = {"spans": "spans", "traces": traces, "feedbacks": "feedback"}
-    return {name: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for name, table in tables.items()}
+    return {
+        name: int(reader.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for name, table in tables.items()
+    }
+
+
+def find_stored_traces(reader: Reader, trace_ids: Collection[str]) -> set[str]:
+    """Return those of the traces that are stored with at least one run."""
+    sql = "SELECT trace_id FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
+    return {row[0] for row in select_many(reader.db, sql, trace_ids)}
+
+
+def find_stored_sessions(reader: Reader, sessions: Collection[str]) -> set[str]:
+    """Return those of the sessions that have at least one stored trace."""
+    sql = "SELECT DISTINCT session_id FROM traces WHERE span_count > 0 AND session_id IN (%s)"
+    return {row[0] for row in select_many(reader.db, sql, sessions)}

@@ -19,13 +19,12 @@ import orjson
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket
 from spanwise.collector.stores.bucket_totals import (
-    FIRST_TOKEN_RANGES_MS,
     MAX_BUCKETS,
+    TRACE_GROUPS,
     BucketKey,
     TooManyBuckets,
     check_arguments,
     get_place_order,
-    make_range_sql,
 )
 from spanwise.collector.stores.sqlite.query.filter_sql import (
     VERSION_SQL,
@@ -267,12 +266,7 @@ DEFAULT_NEWEST = 10_000  # default number of traces read one by one; takes a ten
 ALL_TRACES: Final = "all"
 
 _ROW_GROUPS = {
-    "project": "t.project",
-    "environment": "t.environment",
-    "name": "t.name",
-    "user": "t.user_id",
-    "session": "t.session_id",
-    "experiment": "t.experiment_id",
+    **TRACE_GROUPS,
     "model": "m.key",
     "error": "error_group(t.error)",
     "prompt": "nullif(m.key, '')",
@@ -281,7 +275,6 @@ _ROW_GROUPS = {
     "finish_reason": "m.value",
     "tag": "m.value",
     "version": VERSION_SQL,
-    "time_to_first_token_ms": make_range_sql("t.time_to_first_token_ms", FIRST_TOKEN_RANGES_MS),
 }
 # Groups of which a trace may belong to several: what a query joins to `traces t`. A trace without any is in no group
 _GROUP_JOINS = {

@@ -8,10 +8,10 @@ from functools import partial
 
 from spanwise.collector.errors import StoreError
 from spanwise.collector.records import ScoreSums
+from spanwise.collector.stores.queries.measure_query import MeasureQuery
 from spanwise.collector.stores.sqlite.database_file import DatabaseFile
 from spanwise.collector.stores.sqlite.score_sums.sum_tables import apply_changes, count_changes
 from spanwise.collector.stores.sqlite.score_sums.trace_measures import (
-    MeasureQuery,
     find_measure,
     is_read_by_alert,
     keep_sums,

@@ -8,12 +8,12 @@ so that writing a span costs nothing; triggers record the grains from which trac
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from spanwise.collector.alert_policy import get_block_s, has_kept_sums, parse_measure
-from spanwise.collector.filters import extend_filter, validate_filter
-from spanwise.collector.records import JSON, Alert, ScoreSums, canonical_json
+from spanwise.collector.alert_policy import get_block_s, has_kept_sums
+from spanwise.collector.records import Alert, ScoreSums
+from spanwise.collector.stores.queries.measure_query import SUMS, MeasureQuery
 from spanwise.collector.stores.sqlite.database.score_sum_schema import forget_measured_traces, watch_measured_traces
 from spanwise.collector.stores.sqlite.query.filter_sql import COMPILERS, compile_visible_filter, join_conditions
 from spanwise.collector.stores.sqlite.score_sums.contributions import get_group_sql
@@ -30,29 +30,6 @@ SELECT block, grp, sum(n), sum(w), sum(y), sum(w * w), sum(w * y), sum(y * y) FR
   FROM traces t {join} WHERE {where} GROUP BY 1, 2, coalesce('s' || t.session_id, t.id)
 ) {grouped} GROUP BY 1, 2
 """
-
-
-class MeasureQuery(NamedTuple):
-    """Query for the sums of a measure over the blocks of a window, by the values of a field or (None) in total."""
-
-    measure: str
-    conditions: Mapping[str, JSON]
-    project: str
-    since_ns: int
-    until_ns: int
-    block_s: int
-    by: str | None
-
-    @property
-    def block_ns(self) -> int:
-        """Return the nanoseconds of a block."""
-        return self.block_s * _NS
-
-    @property
-    def name(self) -> tuple[str, str, str, str, int]:
-        """Return the columns that identify the measure in `trace_measures`."""
-        conditions = canonical_json(self.conditions).decode()
-        return self.project, self.measure, conditions, self.by or "", self.block_s
 
 
 _NAME = "(project, measure, conditions, field, block_s)"
@@ -129,7 +106,7 @@ def read_kept_sums(db: sqlite3.Connection, id: int, query: MeasureQuery, first: 
         " WHERE measure = ? AND block >= ? AND block < ?"
     )
     rows = db.execute(sql, (id, first, last))
-    return [_make_sums(query, block * query.block_ns, value, *sums) for block, value, *sums in rows]
+    return [query.make_sums(block * query.block_ns, value, *sums) for block, value, *sums in rows]
 
 
 def keep_sums(
@@ -158,18 +135,16 @@ def keep_sums(
         db.execute(f"DELETE FROM {table} WHERE measure = ? AND block < ?", (id, oldest))
     insert_many(db, "measure_blocks", ("measure", "block"), [(id, block) for block in blocks], "ON CONFLICT DO NOTHING")
     rows = [
-        (id, each.start_ns // query.block_ns, each.group or "", *(getattr(each, name) for name in _SUMS))
+        (id, each.start_ns // query.block_ns, each.group or "", *(getattr(each, name) for name in SUMS))
         for each in computed
     ]
-    insert_many(db, "measure_sums", ("measure", "block", "value", *_SUMS), rows)
+    insert_many(db, "measure_sums", ("measure", "block", "value", *SUMS), rows)
 
 
 def sum_measure(db: sqlite3.Connection, query: MeasureQuery) -> list[ScoreSums]:
     """Return the sums of a measure over the traces that pass its conditions, computed from all of these traces."""
-    comparison = parse_measure(query.measure)
+    comparison, filter = query.parse()
     [truth] = COMPILERS[comparison.field]((comparison.operator, comparison.number))
-    limits = {"project": query.project, "since_ns": query.since_ns, "until_ns": query.until_ns}
-    filter = validate_filter(extend_filter(None, {**query.conditions, **limits}))
     where, values = join_conditions(compile_visible_filter(filter))
     group, join, group_values = ("NULL", "", ()) if query.by is None else get_group_sql(query.by)
     sql = (
@@ -184,17 +159,7 @@ def sum_measure(db: sqlite3.Connection, query: MeasureQuery) -> list[ScoreSums]:
         .replace(":block", str(query.block_ns))
     )
     rows = db.execute(sql, (*truth.values, *group_values, *values))
-    return [_make_sums(query, query.since_ns + block * query.block_ns, grp, *sums) for block, grp, *sums in rows]
+    return [query.make_sums(query.since_ns + block * query.block_ns, grp, *sums) for block, grp, *sums in rows]
 
 
-_SUMS = ("n", "weight", "total", "weight_squares", "products", "total_squares")
 MAX_AGE_S = 15 * 86_400  # age of the oldest block that is kept: the longest window, and the baseline before it
-
-
-def _make_sums(query: MeasureQuery, start_ns: int, group: Any, *sums: Any) -> ScoreSums:
-    return ScoreSums(
-        key=query.measure,
-        group=None if query.by is None else str(group),
-        start_ns=start_ns,
-        **dict(zip(_SUMS, sums, strict=True)),
-    )

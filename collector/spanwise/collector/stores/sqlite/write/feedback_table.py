@@ -16,14 +16,15 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
-from spanwise.collector.errors import NotFound
-from spanwise.collector.records import JSON, Feedback, Outlet, Target, apply_changes, restore_feedback
+from spanwise.collector.records import JSON, Feedback, Outlet, Target
 from spanwise.collector.statistics import is_anonymous
-from spanwise.collector.stores.backends import RuleFeedback, TargetFeedback, compare_claims, find_replaced
+from spanwise.collector.stores.backends import RuleFeedback, TargetFeedback, compare_claims
+from spanwise.collector.stores.queries import feedback_records
+from spanwise.collector.stores.queries.feedback_records import FeedbackRow
 from spanwise.collector.stores.sqlite.database import score_sum_schema
+from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.schema import INDEX_FEEDBACK_ORDER
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.maintenance import deletion
@@ -31,13 +32,9 @@ from spanwise.collector.stores.sqlite.write.run_codec import Batch
 from spanwise.collector.stores.sqlite.write.span_writer import Appender, WriteResult
 from spanwise.collector.stores.store_interfaces import OutgoingFeedback
 from spanwise.collector.stores.table_rows import (
-    INT_MAX,
     build_upsert_clause,
-    clean,
     delete_many,
-    dumps,
     insert_many,
-    loads,
     select_many,
 )
 
@@ -52,15 +49,26 @@ def read_rule_feedback(db: sqlite3.Connection, column: str, values: Iterable[Any
     return [RuleFeedback(*row) for row in select_many(db, sql, values)]
 
 
-FEEDBACK_COLUMNS = (
-    "id trace trace_id span_id document session_id experiment_id project key score is_bool label comment outcome error source"
-    " author evaluator version rule claim judge_trace_id metadata created_ns standing trace_start_ns said"
-).split()
-_ID, _TRACE, _TRACE_ID, _SESSION, _EXPERIMENT, _PROJECT, _KEY, _SOURCE, _RULE, _CLAIM, _JUDGE, _CREATED, _STANDING = (
-    map(
-        FEEDBACK_COLUMNS.index,
-        "id trace trace_id session_id experiment_id project key source rule claim judge_trace_id created_ns standing".split(),
-    )
+# Key of the trace, columns of the content, and columns that only this store has
+FEEDBACK_COLUMNS = ["id", "trace", *FeedbackRow._fields[1:], "standing", "trace_start_ns", "said"]
+(
+    _ID,
+    _TRACE,
+    _TRACE_ID,
+    _DOCUMENT,
+    _SESSION,
+    _EXPERIMENT,
+    _PROJECT,
+    _KEY,
+    _SOURCE,
+    _RULE,
+    _CLAIM,
+    _JUDGE,
+    _CREATED,
+    _STANDING,
+) = map(
+    FEEDBACK_COLUMNS.index,
+    "id trace trace_id document session_id experiment_id project key source rule claim judge_trace_id created_ns standing".split(),
 )
 _TRACE_START, _NUMBER = len(FEEDBACK_COLUMNS) - 2, len(FEEDBACK_COLUMNS) - 1
 _RULE_FEEDBACK_PLACES = tuple(map(FEEDBACK_COLUMNS.index, RuleFeedback._fields))
@@ -103,7 +111,12 @@ def _take_due_rows(appender: Appender) -> Sequence[list[Any]]:
 
 def encode_feedback(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
     """Encode feedback as rows without the key of their trace, which the writer adds. Needs no database."""
-    return [_feedback_row(outcome) for outcome in feedback]
+    rows = list(map(feedback_records.encode_feedback, feedback))
+    for row in rows:
+        row.insert(_TRACE, None)
+        # The most likely standing, so that usually no update is needed
+        row += (2 if row[_TRACE_ID] is not None and row[_DOCUMENT] is None else 1, None, None)
+    return rows
 
 
 def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: WriteResult = NOTHING_WRITTEN) -> None:
@@ -256,42 +269,6 @@ def _update_standing(db: sqlite3.Connection, rows: Iterable[Sequence[Any]]) -> N
             db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", (*kind, *kind))
 
 
-def _feedback_row(feedback: Feedback) -> list[Any]:
-    target = feedback.target
-    score = float(feedback.score) if feedback.score is not None else None
-    row = (
-        feedback.id,
-        None,
-        target.trace_id,
-        target.span_id,
-        target.document,
-        target.session_id,
-        target.experiment_id,
-        target.project,
-        feedback.key,
-        score,
-        isinstance(feedback.score, bool),
-        feedback.label,
-        feedback.comment,
-        feedback.outcome,
-        feedback.error,
-        feedback.source,
-        feedback.author,
-        feedback.evaluator,
-        feedback.version,
-        feedback.rule,
-        None if feedback.claim is None else max(0, min(feedback.claim, INT_MAX)),
-        feedback.judge_trace_id,
-        dumps(feedback.metadata) if feedback.metadata else None,
-        feedback.created_ns,
-        # The most likely standing, so that usually no update is needed
-        2 if target.trace_id is not None and target.document is None else 1,
-        None,
-        None,
-    )
-    return [clean(value) if isinstance(value, str) and not value.isascii() else value for value in row]
-
-
 def update_trace_standing(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
     """Update the standing of all feedback of these pairs of trace and key."""
     rows = _rows_sharing_key(db, pairs)
@@ -341,10 +318,7 @@ def change_feedback(
     stored = {
         row[0]: feedback_from_row(row) for row in select_many(db, SELECT_FEEDBACK + " WHERE f.id IN (%s)", changes)
     }
-    for id in changes:
-        if id not in stored:
-            raise NotFound(f"there is no feedback {id!r} in this store; none was changed")
-    made = [apply_changes(stored[id], fields) for id, fields in changes.items()]
+    made = feedback_records.change_stored(stored, changes)
     write_feedback(appender, encode_feedback(made))
     return made
 
@@ -370,7 +344,7 @@ def _remove_rows(db: sqlite3.Connection, ids: Sequence[str]) -> list[Any]:
 
 def feedback_from_row(row: Sequence[Any]) -> Feedback:
     """Decode a row of `SELECT_FEEDBACK`."""
-    return _make_feedback(row, _target_from_columns(row[2:8]))
+    return feedback_records.decode_feedback(row[0], feedback_records.decode_target(row[2:8]), row[8:_STANDING])
 
 
 def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Feedback]]:
@@ -382,98 +356,32 @@ def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Fee
         about = row[2:8]
         target = targets.get(about)
         if target is None:
-            target = targets[about] = _target_from_columns(about)
-        yield row[1], _make_feedback(row, target)
-
-
-def _target_from_columns(about: Sequence[Any]) -> Target:
-    trace_id, span_id, document, session_id, experiment_id, project = about
-    return Target(
-        trace_id=trace_id,
-        span_id=span_id,
-        document=document,
-        session_id=session_id,
-        experiment_id=experiment_id,
-        project=project,
-    )
-
-
-def _make_feedback(row: Sequence[Any], target: Target) -> Feedback:
-    score = bool(row[9]) if row[10] and row[9] is not None else row[9]
-    metadata = loads(row[22]) if row[22] else {}
-    label, comment, outcome, error, source, author, evaluator, version, rule, claim, judge = row[11:22]
-    return restore_feedback(
-        target,
-        row[0],
-        row[8],
-        score,
-        label,
-        comment,
-        outcome,
-        error,
-        source,
-        author,
-        evaluator,
-        version,
-        rule,
-        claim,
-        judge,
-        metadata,
-        row[23],
-    )
-
-
-# rule, trace id and session id of the target, and the project of the session
-RuleTarget: TypeAlias = tuple[str, str | None, str | None, str | None]
+            target = targets[about] = feedback_records.decode_target(about)
+        yield row[1], feedback_records.decode_feedback(row[0], target, row[8:_STANDING])
 
 
 def put_rule_feedback(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetFeedback]) -> list[bool]:
     """Write sets of a rule's feedback in order; return for each set whether it was accepted (see `stores.backends`)."""
-    accepted: list[bool] = []
-    together: dict[tuple[str, Target], TargetFeedback] = {}  # sets that do not replace each other
-    for new in sets:
-        if (new.rule, new.target) in together:
-            accepted += _put_sets(db, appender, list(together.values()))
-            together.clear()
-        together[new.rule, new.target] = new
-    return accepted + (_put_sets(db, appender, list(together.values())) if together else [])
+    return [
+        is_accepted for group in feedback_records.split_sets(sets) for is_accepted in _put_sets(db, appender, group)
+    ]
 
 
 def _put_sets(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetFeedback]) -> list[bool]:
     ids = {new.target.trace_id for new in sets} - {None}
     found = select_many(db, "SELECT trace_id, id FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
     keys: dict[str | None, int | None] = {None: None, **dict(found)}  # a session needs no stored trace
-    stored: dict[RuleTarget, list[RuleFeedback]] = {}
-    for row in (
+    stored = (
         *read_rule_feedback(db, "trace", set(keys.values()) - {None}),
         *read_rule_feedback(db, "session_id", {new.target.session_id for new in sets} - {None}),
-    ):
-        stored.setdefault((row.rule, row.trace_id, row.session_id, row.project), []).append(row)
-    written: list[Feedback] = []
-    replaced: list[str] = []
-    accepted: list[bool] = []
-    for new in sets:
-        target = new.rule, new.target.trace_id, new.target.session_id
-        # a session without a project may be that of any, so feedback on it is replaced, too
-        rows = [row for project in {new.target.project, None} for row in stored.get((*target, project), ())]
-        before = find_replaced(new, rows) if new.target.trace_id in keys else None
-        accepted.append(before is not None)
-        if before is None:
-            # the set is rejected, so no feedback links to its judgements
-            judged = {feedback.judge_trace_id for feedback in new.feedback if feedback.judge_trace_id is not None}
-            remove_unlinked_judgements(appender, judged, {keys.get(new.target.trace_id)})
-        else:
-            feedback_of_set = [
-                feedback
-                if (feedback.rule, feedback.claim) == (new.rule, new.claim)
-                else replace(feedback, rule=new.rule, claim=new.claim, id="")
-                for feedback in new.feedback
-            ]
-            written += feedback_of_set
-            replaced += {row.id for row in before} - {feedback.id for feedback in feedback_of_set}
-    write_feedback(appender, encode_feedback(written))
-    delete_feedback(db, appender, replaced)
-    return accepted
+    )
+    plan = feedback_records.plan_replacement(sets, stored, keys)
+    for new in plan.refused:  # no feedback links to the judgements of a refused set
+        judged = {feedback.judge_trace_id for feedback in new.feedback if feedback.judge_trace_id is not None}
+        remove_unlinked_judgements(appender, judged, {keys.get(new.target.trace_id)})
+    write_feedback(appender, encode_feedback(plan.written))
+    delete_feedback(db, appender, list(plan.replaced))
+    return plan.accepted
 
 
 # Forwarding state: cursor of each outlet over the feedback table.
@@ -482,19 +390,18 @@ def _put_sets(db: sqlite3.Connection, appender: Appender, sets: Sequence[TargetF
 # several times before it is sent is sent once. A row gets a new sequence number (column `said`) when its content
 # changes.
 
-MAX_READ_CHARACTERS = 1024 * 1024  # maximum number of characters of one read
 _SELECT_AFTER = (
     SELECT_FEEDBACK.replace(" FROM", ", coalesce(t.project, f.project), t.environment FROM")
     + " LEFT JOIN traces t ON t.id = f.trace WHERE f.said > ? ORDER BY f.said LIMIT ?"
 )
-_FIELDS = "name, url, cursor, sent, dropped, error, updated_ns"
+_FIELDS = ", ".join(feedback_records.OUTLET_COLUMNS)
 _COUNT_WAITING = "(SELECT count(*) FROM feedback f WHERE f.said > o.cursor)"
 
 
-def list_outlets(db: sqlite3.Connection) -> list[Outlet]:
+def list_outlets(reader: Reader) -> list[Outlet]:
     """Return all present and former outlets, by name."""
-    rows = db.execute(f"SELECT {_FIELDS}, {_COUNT_WAITING} FROM outlets o ORDER BY name").fetchall()
-    return [_outlet_from_row(row) for row in rows]
+    rows = reader.db.execute(f"SELECT {_FIELDS}, {_COUNT_WAITING} FROM outlets o ORDER BY name").fetchall()
+    return [feedback_records.make_outlet(row[:-1], row[-1]) for row in rows]
 
 
 def open_outlet(db: sqlite3.Connection, clock: StoreClock, name: str, url: str) -> Outlet:
@@ -505,7 +412,7 @@ def open_outlet(db: sqlite3.Connection, clock: StoreClock, name: str, url: str) 
     db.execute("DELETE FROM outlets WHERE name = ? AND url <> ?", (name, url))
     db.execute("INSERT OR IGNORE INTO outlets VALUES (?, ?, ?, 0, 0, NULL, ?)", (name, url, last, now))
     row = db.execute(f"SELECT {_FIELDS}, {_COUNT_WAITING} FROM outlets o WHERE name = ?", (name,)).fetchone()
-    return _outlet_from_row(row)
+    return feedback_records.make_outlet(row[:-1], row[-1])
 
 
 def move_outlet(
@@ -519,21 +426,17 @@ def move_outlet(
     )
 
 
-def read_feedback_after(db: sqlite3.Connection, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
+def read_feedback_after(reader: Reader, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
     """Return feedback written after a cursor, in order: at most `limit` rows and about `MAX_READ_CHARACTERS`."""
-    found: list[OutgoingFeedback] = []
-    size = 0
-    for row in db.execute(_SELECT_AFTER, (cursor, limit)):
-        size += sum(len(part) for part in row if isinstance(part, str))
-        if found and size > MAX_READ_CHARACTERS:
-            break
-        found.append(OutgoingFeedback(row[NUMBER_PLACE], feedback_from_row(row), row[-2], row[-1]))
-    return found
+    rows = reader.db.execute(_SELECT_AFTER, (cursor, limit))
+    return feedback_records.take_outgoing(
+        rows, lambda row: OutgoingFeedback(row[NUMBER_PLACE], feedback_from_row(row), row[-2], row[-1])
+    )
 
 
-def count_feedback_after(db: sqlite3.Connection, cursor: int) -> int:
+def count_feedback_after(reader: Reader, cursor: int) -> int:
     """Return the number of feedback rows written after a cursor."""
-    return int(db.execute("SELECT count(*) FROM feedback WHERE said > ?", (cursor,)).fetchone()[0])
+    return int(reader.db.execute("SELECT count(*) FROM feedback WHERE said > ?", (cursor,)).fetchone()[0])
 
 
 def read_file_identity(db: sqlite3.Connection) -> str:
@@ -541,11 +444,6 @@ def read_file_identity(db: sqlite3.Connection) -> str:
     return str(db.execute("SELECT identity FROM feed").fetchone()[0])
 
 
-def find_stored_feedback(db: sqlite3.Connection, ids: Collection[str]) -> set[str]:
+def find_stored_feedback(reader: Reader, ids: Collection[str]) -> set[str]:
     """Return those of the feedback ids that are stored."""
-    return {row[0] for row in select_many(db, "SELECT id FROM feedback WHERE id IN (%s)", ids)}
-
-
-def _outlet_from_row(row: Sequence[object]) -> Outlet:
-    fields = (*(part.strip() for part in _FIELDS.split(",")), "waiting")
-    return Outlet(**dict(zip(fields, row, strict=True)))  # type: ignore[arg-type]
+    return {row[0] for row in select_many(reader.db, "SELECT id FROM feedback WHERE id IN (%s)", ids)}

@@ -7,9 +7,8 @@ import time
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from spanwise.collector.errors import Refused
 from spanwise.collector.records import JSON, OpenRun, Process, ProcessReport
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.run_codec import Fact
@@ -20,7 +19,11 @@ from spanwise.collector.stores.side_records import (
     PROCESS_FIELDS,
     AmendmentTarget,
     SenderProcess,
+    check_amended_size,
     encode_report,
+    group_open_runs,
+    make_open_run,
+    make_process,
     read_sender_process,
     truncate_open_run,
 )
@@ -192,26 +195,21 @@ class OpenRunTable:
 
 
 def list_open_runs(
-    db: sqlite3.Connection, trace_id: str | None, project: str | None, environment: str | None, limit: int
+    reader: Reader, trace_id: str | None, project: str | None, environment: str | None, limit: int
 ) -> list[OpenRun]:
     """Return open runs, latest start first."""
     conditions = {"trace_id": trace_id, "project": project, "environment": environment}
     values = {name: value for name, value in conditions.items() if value is not None}
     where = [f"o.{name} = ?" for name in values]
     sql = f"{_SELECT_OPEN_RUNS} WHERE {' AND '.join(where) or '1'} ORDER BY o.start_ns DESC, o.span_id LIMIT ?"
-    return [_open_run_from_row(row) for row in db.execute(sql, (*values.values(), limit))]
+    return [make_open_run(row) for row in reader.db.execute(sql, (*values.values(), limit))]
 
 
 def read_open_runs(db: sqlite3.Connection, trace_ids: Iterable[str]) -> dict[str, list[OpenRun]]:
     """Return open runs by trace, in order of start time."""
-    by_trace: dict[str, list[OpenRun]] = {}
-    for row in select_many(db, f"{_SELECT_OPEN_RUNS} WHERE o.trace_id IN (%s) ORDER BY o.start_ns", trace_ids):
-        by_trace.setdefault(row[0], []).append(_open_run_from_row(row))
-    return by_trace
-
-
-def _open_run_from_row(row: Sequence[Any]) -> OpenRun:
-    return OpenRun(**dict(zip(OPEN_RUN_COLUMNS, row, strict=True)))
+    return group_open_runs(
+        select_many(db, f"{_SELECT_OPEN_RUNS} WHERE o.trace_id IN (%s) ORDER BY o.start_ns", trace_ids)
+    )
 
 
 MAX_PROCESSES = 10_000
@@ -257,18 +255,12 @@ class ProcessTable:
             self._db.execute(f"DELETE FROM processes WHERE {_LEAST_RECENT}", (self.most,))
 
 
-def list_processes(db: sqlite3.Connection, since_ns: int | None, limit: int) -> list[Process]:
+def list_processes(reader: Reader, since_ns: int | None, limit: int) -> list[Process]:
     """Return processes, the most recently active first."""
     columns = f"instance, stored, seen_ns, {','.join(PROCESS_FIELDS)}, reported_ns, report"
     sql = f"SELECT {columns} FROM processes WHERE seen_ns >= ? ORDER BY seen_ns DESC, instance LIMIT ?"
-    processes = list[Process]()
-    for instance, count, seen_ns, *values, reported_ns, data in db.execute(sql, (since_ns or 0, limit)):
-        fields: dict[str, Any] = dict(zip(PROCESS_FIELDS, values, strict=True))
-        report: ProcessReport | None = None
-        if data is not None:
-            report = ProcessReport(instance=instance, reported_ns=reported_ns, **fields, **loads(data))
-        processes.append(Process(instance=instance, stored=count, seen_ns=seen_ns, **fields, report=report))
-    return processes
+    rows = reader.db.execute(sql, (since_ns or 0, limit))
+    return [make_process(row[:3], row[3:-2], *row[-2:]) for row in rows]
 
 
 # Limits of the caches of resources and of distinct values, and characters of a cached resource: senders may invent
@@ -552,10 +544,7 @@ class PendingAmendments:
             fields, seen = trace_assembly.merge_fields(self._fields(row), fields), self._rows[row].seen_ns
         data = dumps(fields)
         size = len(data.encode())
-        if size > most:
-            raise Refused(
-                f"amendments waiting for span {target.span_id!r} would take {size:,} bytes; the limit is {most:,}"
-            )
+        check_amended_size(f"amendments waiting for span {target.span_id!r}", size, most)
         values = (*target, data, size, seen)
         if row is None:
             sql = "INSERT INTO amendments (trace_id, span_id, project, fields, size, seen_ns) VALUES (?, ?, ?, ?, ?, ?)"

@@ -14,7 +14,13 @@ from spanwise.collector.errors import Refused, StoreError, Unavailable
 from spanwise.collector.records import JSON, Feedback, OpenRun, Run, Target
 from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.run_codec import SPAN_COLUMN_COUNT, Fact, decode_run, encode_amended_run, supersedes
-from spanwise.collector.stores.side_records import ANY_PROJECT, NO_TRACE, AmendmentTarget, choose_evaluated_call
+from spanwise.collector.stores.side_records import (
+    ANY_PROJECT,
+    NO_TRACE,
+    AmendmentTarget,
+    check_amended_size,
+    find_amended_spans,
+)
 from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.rollups.hourly_rollups import HourlyRollups
@@ -350,9 +356,7 @@ class Appender:
         if target.trace_id == NO_TRACE:
             found = side_tables.find_by_response_id(self.reader, target.span_id)
             found = [(trace_id, fact) for trace_id, fact in found if target.project in (ANY_PROJECT, fact.project)]
-            if FEEDBACK_FIELD in fields:
-                found = choose_evaluated_call(target.span_id, found)
-            targets = [AmendmentTarget(trace_id, fact.span_id, target.project) for trace_id, fact in found]
+            targets = find_amended_spans(target, fields, found)
         elif not select_many(self.db, _SELECT_KEYS, [target.trace_id]) and self.tombstones.among([target.trace_id]):
             self.tombstones.late += 1
             return True
@@ -382,10 +386,7 @@ class Appender:
         if (run, fields_so_far) != (stored.run, stored.amended):
             old = stored.fact
             fact, payload = encode_amended_run(run, fields_so_far, old.size if old.sent is None else old.sent)
-            if len(payload) > self.max_amended_bytes:
-                raise Refused(
-                    f"amended span {target.span_id!r} would take {len(payload):,} bytes; the limit is {self.max_amended_bytes:,}"
-                )
+            check_amended_size(f"amended span {target.span_id!r}", len(payload), self.max_amended_bytes)
             self._prepare_overwrite(key, row)
             self._store_amended_run(target, _SpanChange(row, _IncomingSpan(fact, payload, stored.resource), old))
             self.filter_values.add([fact])
