@@ -37,6 +37,7 @@ TARGETS = [
 ]
 TIMES = ("created_ns", "updated_ns", "until_ns", "next_ns", "paused_ns", "ended_ns")
 STEPS = 120
+LONG_S = 1000.0  # longer than a script takes: how due rows are ordered must not depend on the speed of the machine
 
 
 class Script:
@@ -120,7 +121,7 @@ class Script:
 
     def lease(self) -> Any:
         backfill = f"job{self.random.randrange(self.jobs)}" if self.jobs and self.random.random() < 0.4 else None
-        over_budget, seconds = self.random.choice([None, 0, 2]), self.random.choice([60.0, 60.0, -1.0])
+        over_budget, seconds = self.random.choice([None, 0, 2]), self.random.choice([LONG_S, LONG_S, -LONG_S])
         limit, version = self.random.randint(1, 4), self.in_force
         leased = self.control.lease_decisions("r", version, "w", seconds, "default", limit, over_budget, backfill)
         for one in sorted(leased, key=lambda one: one.claim):
@@ -141,7 +142,7 @@ class Script:
                 inputs_hash=self.random.choice("ab"),
                 read_change=one.runs_change,
                 cost=self.random.choice([None, 0.25]),
-                again_s=self.random.choice([0.0, 0.0, 1000.0]),
+                again_s=self.random.choice([0.0, 0.0, LONG_S]),
             )
             for one in self.some_claims()
         ]
@@ -150,7 +151,7 @@ class Script:
         return [(plan.answer is None, plan.whole) for plan in plans], [answer[:14] for answer in answers]
 
     def renew(self) -> Any:
-        return self.control.renew([claim_of(one) for one in self.some_claims()], "w", 60.0)
+        return self.control.renew([claim_of(one) for one in self.some_claims()], "w", LONG_S)
 
     def backfill(self) -> Any:
         self.jobs += 1
