@@ -12,8 +12,8 @@ import pytest
 
 from collector.making import SECOND, child, run
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import Feedback, Retention, Run, Target
-from spanwise.collector.stores import CombinedStore, Store
+from spanwise.collector.records import Amendment, Feedback, Retention, Run, Target
+from spanwise.collector.stores import CombinedStore, Store, side_records
 from spanwise.collector.stores.clickhouse import ClickHouseTraces, deletion
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl
 
@@ -175,3 +175,36 @@ def test_vacuum_removes_replaced_rows(traces: ClickHouseTraces) -> None:
     assert count_rows(traces, "spans") >= 1
     traces.vacuum()
     assert (count_rows(traces, "spans"), count_rows(traces, "traces")) == (1, 1)
+
+
+def test_the_oldest_waiting_amendments_beyond_the_limits_are_given_up(
+    traces: ClickHouseTraces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, *late = (run() for _ in range(5))
+    traces.append([arrived])
+    for one in (arrived, *late):
+        traces.add_amendments([Amendment(trace_id=one.trace_id, span_id=one.span_id, fields={"outputs": "x" * 100})])
+    monkeypatch.setattr(side_records, "MAX_AMENDMENTS", 3)
+    deletion.trim_side_tables(traces._db)
+    monkeypatch.setattr(side_records, "MAX_AMENDMENT_BYTES", 250)
+    traces.append([late[1]])
+    deletion.trim_side_tables(traces._db)
+    traces.append(late)
+    outputs = [traces.trace(one.trace_id).root.outputs for one in (arrived, *late)]
+    assert outputs == ["x" * 100, None, "x" * 100, "x" * 100, "x" * 100]
+    traces.add_amendments(
+        [Amendment(trace_id=(other := run()).trace_id, span_id=other.span_id, fields={"outputs": "x" * 300})]
+    )
+    deletion.trim_side_tables(traces._db)
+    traces.append([other])
+    assert traces.trace(other.trace_id).root.outputs is None
+
+
+def test_the_processes_that_were_seen_least_recently_are_forgotten(
+    traces: ClickHouseTraces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_records, "MAX_PROCESSES", 2)
+    for name in ("a", "b", "c", "a"):
+        traces.append([run(resource={"service.name": "s", "service.instance.id": name})])
+    deletion.trim_side_tables(traces._db)
+    assert [(one.instance, one.stored) for one in traces.processes()] == [("a", 2), ("c", 1)]

@@ -15,6 +15,10 @@ from spanwise.collector.stores.table_rows import INT_MAX, clean, dumps, loads
 from spanwise.collector.stores.trace_assembly import FEEDBACK_FIELD
 from spanwise.tracer import attribute_names as names
 
+MAX_OPEN_RUNS, MAX_PROCESSES = 10_000, 10_000  # stored ones; the latest are kept
+MAX_AMENDMENTS, MAX_AMENDMENT_BYTES = 10_000, 64 * 1024 * 1024  # all that wait for runs which have not arrived
+MAX_AMENDED_BYTES = 32 * 1024 * 1024  # size of a run beyond which amendments are refused
+
 # Amendments.
 
 NO_TRACE = ""  # trace id of amendments by response id

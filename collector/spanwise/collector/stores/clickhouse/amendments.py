@@ -18,6 +18,7 @@ from spanwise.collector.stores.clickhouse.span_rows import SpanRow
 from spanwise.collector.stores.run_codec import Fact, extract_fact
 from spanwise.collector.stores.side_records import (
     ANY_PROJECT,
+    MAX_AMENDED_BYTES,
     NO_TRACE,
     AmendmentTarget,
     check_amended_size,
@@ -27,7 +28,6 @@ from spanwise.collector.stores.side_records import (
 from spanwise.collector.stores.table_rows import dumps, loads
 from spanwise.collector.stores.trace_assembly import FEEDBACK_FIELD
 
-MAX_AMENDED_BYTES = 32 * 1024 * 1024  # size of a run beyond which amendments are refused
 MAX_CANDIDATES = 8  # spans with the same response id
 
 

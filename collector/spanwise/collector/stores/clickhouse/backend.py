@@ -194,6 +194,7 @@ class _Maintenance:
                     self._spans.destinations.refresh()
                     self._spans.keep_days = deletion.read_keep_days(self._db)
                     senders.trim_open_runs(self._db)
+                    deletion.trim_side_tables(self._db)
                     deletion.complete_deletions(self._db)
                     self._feedback.remove_outdated(self._db.now() - int(10 * self.MINUTE_SECONDS * 1e9))
                 self._inserter.trouble = None

@@ -14,6 +14,7 @@ from typing import Any
 from spanwise.collector.errors import StoreError
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Retention
+from spanwise.collector.stores import side_records
 from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.clickhouse import schema
 from spanwise.collector.stores.clickhouse.connection import DAY_NS, Database
@@ -21,9 +22,8 @@ from spanwise.collector.stores.clickhouse.record_lists import find_traces
 
 BATCH_TRACES = 5_000  # traces per search
 MAX_KEEP_DAYS = 60_000
-KEEP_SLACK_DAYS = (
-    2  # the engine deletes rows this much later than a retention rule says; until then, `prune` has done so
-)
+# The engine deletes rows this much later than a retention rule says. Until then, `prune` has done so
+KEEP_SLACK_DAYS = 2
 _TABLES = ("traces", "spans", "feedback", "amendments", "open_runs")  # tables with rows of a trace, in order of removal
 
 
@@ -181,6 +181,22 @@ def _delete(db: Database, table: str, where: str, parameters: Mapping[str, Any])
     """Delete rows. They are invisible on return. Nothing is written if there are none."""
     if db.query(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1", parameters):
         db.command(f"DELETE FROM {schema.get_mutation_target(table, db.cluster)} WHERE {where}", parameters)
+
+
+def trim_side_tables(db: Database) -> None:
+    """Delete the oldest waiting amendments beyond their limits, and the processes that were seen least recently."""
+    waiting = (
+        "SELECT max(number) FROM (SELECT number, row_number() OVER latest AS position, sum(length(fields)) OVER latest AS bytes"
+        " FROM amendments FINAL WHERE applied = 0 WINDOW latest AS (ORDER BY number DESC))"
+        " WHERE position > {rows:UInt64} OR bytes > {bytes:UInt64}"
+    )
+    [(last,)] = db.query(waiting, {"rows": side_records.MAX_AMENDMENTS, "bytes": side_records.MAX_AMENDMENT_BYTES})
+    if last:
+        _delete(db, "amendments", "applied = 0 AND number <= {last:UInt64}", {"last": last})
+    seen = "SELECT seen_ns FROM processes FINAL ORDER BY seen_ns DESC LIMIT 1 OFFSET {last:UInt64}"
+    if rows := db.query(seen, {"last": side_records.MAX_PROCESSES - 1}):
+        least_recent = "instance IN (SELECT instance FROM processes FINAL WHERE seen_ns < {seen:Int64})"
+        _delete(db, "processes", least_recent, {"seen": rows[0][0]})
 
 
 def _drop_parts(db: Database, table: str, deleted: str, parameters: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from spanwise.collector.stores.clickhouse.connection import Connection, Database
 from spanwise.collector.stores.clickhouse.span_rows import SpanRow
 from spanwise.collector.stores.run_codec import Fact
 from spanwise.collector.stores.side_records import (
+    MAX_OPEN_RUNS,
     OPEN_RUN_COLUMNS,
     encode_report,
     group_open_runs,
@@ -25,7 +26,6 @@ from spanwise.tracer.http_connections import MAX_DESTINATIONS
 # Open runs: runs that have started and not ended. After the insert of a span, the writer looks for
 # open runs, and after the insert of an open run for its span, so that none stays open after its span was stored.
 
-MAX_OPEN_RUNS = 10_000
 _SELECT_OPEN_RUNS = f"SELECT {', '.join(OPEN_RUN_COLUMNS)} FROM open_runs FINAL"
 
 

@@ -14,6 +14,10 @@ from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.run_codec import Fact
 from spanwise.collector.stores.side_records import (
     ANY_PROJECT,
+    MAX_AMENDMENT_BYTES,
+    MAX_AMENDMENTS,
+    MAX_OPEN_RUNS,
+    MAX_PROCESSES,
     NO_TRACE,
     OPEN_RUN_COLUMNS,
     PROCESS_FIELDS,
@@ -92,7 +96,6 @@ class Tombstones:
 # made to it. A sender with a project's API key always belongs to that project. Therefore no sender can add
 # destinations to another project.
 
-MAX_OPEN_RUNS = 10_000
 MAX_OPEN_RUN_AGE_NS = 7 * 86_400 * 10**9  # age of an open run after which its process has surely died
 _WITHOUT_SPANS = "NOT EXISTS (SELECT 1 FROM traces t WHERE t.trace_id = o.trace_id AND t.span_count > 0)"
 _SELECT_OPEN_RUNS = f"SELECT {','.join(f'o.{name}' for name in OPEN_RUN_COLUMNS)} FROM open_runs o"
@@ -212,7 +215,6 @@ def read_open_runs(db: sqlite3.Connection, trace_ids: Iterable[str]) -> dict[str
     )
 
 
-MAX_PROCESSES = 10_000
 _REPORT_COLUMNS = ("instance", "seen_ns", *PROCESS_FIELDS, "reported_ns", "progress", "report")
 _ADD_STORED_COUNT = (
     f"INSERT INTO processes (instance, stored, seen_ns, {','.join(PROCESS_FIELDS)}) VALUES (?,?,?,?,?,?,?)"
@@ -493,8 +495,6 @@ def prune_response_ids(db: sqlite3.Connection, most: int = MAX_RESPONSES) -> Non
     db.execute(f"DELETE FROM responses WHERE part < (SELECT min(part) FROM ({keep}))")
 
 
-MAX_AMENDMENTS = 10_000  # maximum number of runs with waiting amendments
-MAX_AMENDMENT_BYTES = 64 * 1024 * 1024  # maximum number of bytes of all waiting amendments
 MAX_AMENDMENT_AGE_NS = 7 * 86_400 * 10**9  # a sender's spool keeps undelivered spans for the same time
 
 

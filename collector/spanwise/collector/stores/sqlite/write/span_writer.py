@@ -16,6 +16,7 @@ from spanwise.collector.stores import trace_assembly
 from spanwise.collector.stores.run_codec import SPAN_COLUMN_COUNT, Fact, decode_run, encode_amended_run, supersedes
 from spanwise.collector.stores.side_records import (
     ANY_PROJECT,
+    MAX_AMENDED_BYTES,
     NO_TRACE,
     AmendmentTarget,
     check_amended_size,
@@ -60,7 +61,6 @@ from spanwise.collector.stores.trace_summary import SummaryRow
 
 CACHED_SPANS = 20_000  # limit of the cache in spans; the state of a trace counts as the spans that take as much memory
 MAX_RECENT_ROWS = 500  # spans that may arrive while their trace is rebuilt in the background
-MAX_AMENDED_BYTES = 32 * 1024 * 1024  # size of a run beyond which further amendments are refused
 
 SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:SPAN_COLUMN_COUNT], *FLAG_COLUMNS)
 TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", "change", "runs_change", "changed_ns", *SummaryRow._fields)
