@@ -1092,7 +1092,7 @@ def test_an_aggregate_tells_whether_all_scores_are_zero_or_one(store: Store, buc
     scores |= {"label": ["good"], "outside": [-1, 0]}
     for key, given in scores.items():
         for value in given:
-            root = run()
+            root = run(start_ns=START)
             field = {"label": value} if isinstance(value, str) else {"score": value}
             store.append([root], [Feedback(target=Target(trace_id=root.trace_id), key=key, **field)])
     [bucket] = store.aggregate(bucket_ns=bucket_ns)
