@@ -79,8 +79,9 @@ def test_what_is_no_regular_file_is_not_read(place, make, monkeypatch):
     assert "regular file" in problem(place, "pipe")[0] or "No such device" in problem(place, "pipe")[0]
 
 
+@pytest.mark.skipif(not os.access("/dev/pts/ptmx", os.R_OK), reason="this folder of devices alone cannot be read")
 def test_devices_are_not_read():
-    assert problem("/dev", "zero", max_artifacts=10**6) == ["cannot be read: it is not a regular file"]
+    assert problem("/dev/pts", "ptmx") == ["cannot be read: it is not a regular file"]
 
 
 @pytest.mark.parametrize(

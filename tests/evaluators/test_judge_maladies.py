@@ -131,7 +131,7 @@ def test_a_parse_failure_keeps_what_was_said_both_times():
 def test_a_server_that_is_not_there_is_an_error():
     with serving([]) as server:
         pass
-    assert "cannot be reached, after " in judged(server, deadline=0.3).error
+    assert "cannot be reached, after " in judged(server, deadline=1.0).error
 
 
 def test_a_host_without_an_address_is_an_error_at_once():
