@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
@@ -40,7 +39,6 @@ from spanwise.collector.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.process
 KEY = "the key of a test"
-AWAY_S = 60
 BROWSER = {"accept": "text/html", "host": "traces.test"}  # both collectors are behind one name
 
 
@@ -282,10 +280,9 @@ def test_while_clickhouse_is_away_senders_are_told_so_and_nothing_is_lost(
         assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (503, True)
         env = {**environment(), "SPANWISE_SPILL_DIR": str(tmp_path / "spool")}
         sender = subprocess.Popen([sys.executable, "-c", SENDER, collector.url], env=env)
-        time.sleep(AWAY_S)  # the sender ends meanwhile
+        assert sender.wait(120) == 0
         own_server.start()
         until(lambda: httpx.get(f"{collector.url}/readyz").status_code == 200, 60)
-        assert sender.wait(120) == 0
         subprocess.run(
             [sys.executable, "-c", "from spanwise.cli import main; main()", "spool", "send"],
             env=env,
