@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import ssl
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -60,6 +61,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # after tests were deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with files that have a test marked `long`, then with those of many tests.
+
+    Files of one long test would otherwise come last, and keep one process of pytest-xdist busy while others are idle.
+    It must not order them itself: `--no-loadscope-reorder`.
+    """
+    sizes = Counter(item.path for item in items)
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: (item.path not in long, -sizes[item.path], item.path))
 
 
 def temporary_files_in_memory() -> None:

@@ -265,6 +265,7 @@ def test_what_was_sent_but_not_recorded_before_a_kill_is_sent_again_under_its_id
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_after_twenty_kills_each_change_has_arrived_under_one_id(tmp_path: Path) -> None:
     file, seed = tmp_path / "spanwise.db", random.randrange(10**6)
     draw, ids = random.Random(seed), [f"n{n}" for n in range(60)]

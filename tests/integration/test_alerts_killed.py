@@ -64,6 +64,7 @@ class Traffic(threading.Thread):
 
 
 @pytest.mark.slow  # minutes: two windows of an alert pass
+@pytest.mark.long
 def test_each_change_of_status_is_delivered_at_least_once_under_one_id_while_workers_are_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(AlertRunner, "begin", lambda self: None)  # the monitors look, not the server
     start = time.time_ns()

@@ -260,6 +260,7 @@ def own_server() -> Iterator[ClickHouseServer]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_while_clickhouse_is_away_senders_are_told_so_and_nothing_is_lost(
     own_server: ClickHouseServer,
     postgres: PostgresServer,  # noqa: F811
@@ -353,6 +354,7 @@ def workers(monitor: psutil.Process) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_four_workers_of_two_monitors_lose_and_double_nothing_though_two_are_killed(
     clickhouse_server: ClickHouseServer,  # noqa: F811
     postgres: PostgresServer,  # noqa: F811
@@ -413,6 +415,7 @@ with open_source(source, None) as opened, open_target(target, control) as empty:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_copy_to_the_databases_that_was_killed_is_continued_by_the_command(
     clickhouse_server: ClickHouseServer,  # noqa: F811
     postgres: PostgresServer,  # noqa: F811

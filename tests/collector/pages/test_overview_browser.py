@@ -144,6 +144,7 @@ def test_without_scripts_the_charts_are_drawings_with_links_and_a_table(browser:
     assert page.locator(".by-group tbody tr").count() == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")])
 def test_nothing_reaches_beyond_the_window_and_axe_finds_nothing(
     browser: Browser, site: str, width: int, scheme: str
