@@ -84,6 +84,7 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
     stored = writer.read_stored(traces)
     apply_waiting(db, writer, stored, stored)
     writer.summarize(stored, stored, {})
+    gone |= deletion.remove_deleted(db, traces)
     sql = (
         "SELECT trace_id, span_id, project FROM spans FINAL"
         " WHERE trace_id IN {traces:Array(String)} AND span_id IN {spans:Array(String)}"

@@ -1,8 +1,8 @@
 """Deletion of traces and of what refers to them, tombstones, and retention.
 
-A deletion first records tombstones, then removes rows. A collector that inserts spans looks for tombstones before and
-after its insert, and removes what it inserted for a deleted trace. So no row of a deleted trace remains, whichever
-comes first.
+A deletion first records tombstones, then removes rows. A collector that inserts rows of a trace looks for tombstones
+before and after its insert, and removes what it inserted for a deleted trace. So no row of a deleted trace remains,
+whichever comes first.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ BATCH_TRACES = 5_000  # traces per search
 MAX_KEEP_DAYS = 60_000
 # The engine deletes rows this much later than a retention rule says. Until then, `prune` has done so
 KEEP_SLACK_DAYS = 2
+RECENT_SECONDS = 600  # each collector looks for interrupted deletions of the last minutes; at its start, for all
 _TABLES = ("traces", "spans", "feedback", "amendments", "open_runs")  # tables with rows of a trace, in order of removal
 
 
@@ -162,16 +163,25 @@ def remove_rows(db: Database, trace_ids: Collection[str]) -> None:
         _delete(db, table, "trace_id IN {ids:Array(String)}", {"ids": list(trace_ids)})
 
 
-def complete_deletions(db: Database, age_s: int = 60) -> int:
-    """Remove the rows of traces that were deleted in the last day, but not just now. Return the number of traces.
+def remove_deleted(db: Database, trace_ids: Iterable[str]) -> set[str]:
+    """Remove the rows of those of the traces that were deleted while rows of them were inserted. Return their ids."""
+    if gone := find_deleted(db, trace_ids):
+        remove_rows(db, gone)
+    return gone
+
+
+def complete_deletions(db: Database, since_s: int = RECENT_SECONDS, age_s: int = 60) -> int:
+    """Remove the rows of traces that were deleted in the last `since_s` seconds, but not just now. Return the number of
+    traces.
 
     They remain if a collector was killed after it had inserted the tombstones.
     """
-    sql = (
-        "SELECT DISTINCT trace_id FROM traces WHERE trace_id IN (SELECT trace_id FROM tombstones"
-        " WHERE deleted > now() - 86400 AND deleted <= now() - {age:UInt32}) LIMIT {most:UInt32}"
+    deleted = (
+        "SELECT trace_id FROM tombstones WHERE deleted > now() - {since:UInt32} AND deleted <= now() - {age:UInt32}"
     )
-    ids = [row[0] for row in db.query(sql, {"age": age_s, "most": BATCH_TRACES})]
+    rows = " UNION ALL ".join(f"SELECT trace_id FROM {table} WHERE trace_id IN ({deleted})" for table in _TABLES)
+    sql = f"SELECT DISTINCT trace_id FROM ({rows}) LIMIT {BATCH_TRACES}"
+    ids = [row[0] for row in db.query(sql, {"since": since_s, "age": age_s})]
     if ids:
         remove_rows(db, ids)
     return len(ids)

@@ -60,6 +60,7 @@ class FeedbackWriter:
         judged |= {row.judge_trace_id for row in (*removed, *moved)}
         judged |= {stored[row.id].judge_trace_id for row in new if row.id in stored and row.source == "model"}
         self._delete_judgements(judged, (*rows.values(), *removed), {row.judge_trace_id for row in new})
+        deletion.remove_deleted(self._db, {row.trace_id for row in new if row.trace_id})
 
     def _insert(self, rows: Sequence[FeedbackRow], deleted: Sequence[FeedbackRow] = ()) -> None:
         if rows or deleted:

@@ -246,6 +246,7 @@ class SpanWriter:
             # The marker has the number of the row that it replaces. A trace that was postponed again has a higher one
             done = {"trace_id": list(due), "is_done": [1] * len(due), "number": list(due.values())}
             self._db.insert("pending_summaries", done)
+            deletion.remove_deleted(self._db, due)
 
 
 def _latest_versions(batches: Iterable[SpanBatch]) -> dict[str, dict[str, SpanRow]]:
