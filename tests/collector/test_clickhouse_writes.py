@@ -311,6 +311,17 @@ def test_an_amendment_and_its_span_at_two_collectors_meet(traces: ClickHouseTrac
     assert traces.trace(root.trace_id).root.outputs == "amended"
 
 
+def test_a_value_that_is_set_again_is_the_present_one(traces: ClickHouseTraces, other: ClickHouseTraces) -> None:
+    root = run()
+    traces.append([root])
+    for collector, score in ((traces, 1.0), (other, 0.0), (traces, 1.0)):
+        rating = {"key": "good", "score": score, "source": "human", "author": "a"}
+        assert collector.amend(root.trace_id, root.span_id, {"outputs": score, "feedback": {"a": rating}})
+    trace = other.trace(root.trace_id)
+    assert trace.root.outputs == 1.0
+    assert [one.score for one in trace.feedback] == [1.0]
+
+
 def test_an_amended_span_inserted_by_a_collector_that_does_not_know_of_it_stays_amended(
     traces: ClickHouseTraces, other: ClickHouseTraces
 ) -> None:

@@ -100,9 +100,9 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
 
 
 def _insert(db: Database, rows: Sequence[StoredAmendment], *, applied: int = 0) -> None:
-    """Insert rows. The same amendment sent again keeps its number and its state."""
-    first = db.floor()
-    if not applied:
+    """Insert rows. The same amendment sent again is the latest, and is applied again."""
+    if not applied and rows:
+        first = db.now()  # above the numbers of all amendments that any collector has stored
         rows = [row._replace(number=first + position) for position, row in enumerate(rows)]
     db.insert_rows("amendments", StoredAmendment._fields, rows, applied=applied)
 
