@@ -13,9 +13,10 @@ import pytest
 from collector.making import child, run
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Feedback, OpenRun, Run, Target
-from spanwise.collector.stores.backends import TargetFeedback
+from spanwise.collector.stores.backends import NumberedFeedback, TargetFeedback
 from spanwise.collector.stores.clickhouse import ClickHouseTraces
 from spanwise.collector.stores.clickhouse.feedback_rows import encode_feedback
+from spanwise.collector.stores.queries.feedback_records import MAX_READ_CHARACTERS
 
 pytestmark = pytest.mark.process
 
@@ -337,3 +338,21 @@ def test_forwarded_feedback_comes_in_the_order_of_writing(traces: ClickHouseTrac
     assert (moved.waiting, moved.sent, moved.dropped, moved.error) == (1, 1, 0, "an error")
     assert [one.feedback.key for one in other.feedback_after(moved.cursor, 10)] == ["b"]
     assert traces.find_stored_feedback([sent[0].feedback.id, "x"]) == {sent[0].feedback.id}
+
+
+@pytest.mark.parametrize("size", [1, MAX_READ_CHARACTERS])
+def test_forwarded_feedback_with_one_number_is_read_together(traces: ClickHouseTraces, size: int) -> None:
+    root = run()
+    number = traces._db.now()
+    feedback = [human(root, f"key {place}", comment="x" * size) for place in range(3)]
+    traces.trace_copy().import_feedback([NumberedFeedback(number, one) for one in feedback])
+    assert len(traces.feedback_after(0, 2)) == 3
+    assert traces.feedback_after(number, 2) == []
+
+
+def test_a_copy_has_all_traces_with_one_number(traces: ClickHouseTraces) -> None:
+    for _ in range(3):
+        traces.append([run()])
+    traces._db.command("ALTER TABLE traces UPDATE number = 1 WHERE 1")
+    assert len(traces.trace_copy().list_positions(0, 2)) == 3
+    assert traces.trace_copy().list_positions(1, 2) == []
