@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from collector.conformance_traces import eventually
 from collector.making import child, run
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Feedback, OpenRun, Run, Target
 from spanwise.collector.stores.backends import NumberedFeedback, TargetFeedback
 from spanwise.collector.stores.clickhouse import ClickHouseTraces
-from spanwise.collector.stores.clickhouse.feedback_rows import encode_feedback
+from spanwise.collector.stores.clickhouse.feedback_rows import encode_feedback, make_feedback_columns
 from spanwise.collector.stores.queries.feedback_records import MAX_READ_CHARACTERS
 
 pytestmark = pytest.mark.process
@@ -143,6 +144,7 @@ def test_positions_do_not_go_back_with_the_clock_of_the_server(traces: ClickHous
     ahead = before.heads[0].change + 3600 * 10**9  # as if the server's clock had been set back by an hour
     traces._db._advance(ahead)
     traces.append([later := run()])
+    assert eventually(lambda: bool(traces.changes(before.cursor).heads))
     page = traces.changes(before.cursor)
     assert [head.trace_id for head in page.heads] == [later.trace_id]
     assert page.heads[0].change >= ahead
@@ -155,10 +157,42 @@ def test_a_collector_that_starts_later_continues_after_all_positions(
     traces.append([run()])
     traces._db._advance(traces.changes().heads[0].change + 3600 * 10**9)
     traces.append([run()])
+    assert eventually(lambda: len(traces.changes().heads) == 2)
     cursor = traces.changes().cursor
     with closing(ClickHouseTraces(empty_clickhouse)) as fresh:
         fresh.append([later := run()])
+        assert eventually(lambda: bool(fresh.changes(cursor).heads))
         assert [head.trace_id for head in fresh.changes(cursor).heads] == [later.trace_id]
+
+
+def test_collectors_agree_on_the_time_after_the_clock_was_set_back(
+    traces: ClickHouseTraces, other: ClickHouseTraces
+) -> None:
+    traces.append([run()])
+    ahead = traces.changes().heads[0].change + 3600 * 10**9
+    for collector, seconds in ((other, 0), (traces, 100)):  # the other one did not learn of the last rows
+        collector._db._advance(ahead + seconds * 10**9)
+    traces.append([root := run()])
+    assert eventually(lambda: len(traces.changes().heads) == 2)
+    cursor = traces.changes().cursor
+    other.append([child(root)])
+    [summary] = traces.traces(trace_ids=(root.trace_id,))
+    assert summary.span_count == 2
+    assert eventually(lambda: bool(traces.changes(cursor).heads))
+    assert [head.span_count for head in traces.changes(cursor).heads] == [2]
+
+
+def test_the_feed_does_not_pass_what_others_may_insert_after_the_clock_was_set_back(
+    traces: ClickHouseTraces, other: ClickHouseTraces
+) -> None:
+    traces.append(roots := [run(), run()])
+    cursor = traces.changes().cursor
+    ahead = traces.changes().heads[0].change + 3600 * 10**9
+    traces._db._advance(ahead + 10**9 // 2)  # half a second later than the other one knows
+    traces.add_feedback([human(roots[0])])
+    cursor = traces.changes(cursor).cursor
+    other._db.insert("feedback", make_feedback_columns([encode_feedback(human(roots[1]))], ahead))
+    assert eventually(lambda: roots[1].trace_id in [head.trace_id for head in traces.changes(cursor).heads])
 
 
 def test_feedback_and_its_deletion_and_a_started_run_are_changes(
