@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import socket
@@ -233,6 +234,28 @@ def test_hostile_text_is_stored_as_it_is(traces: ClickHouseTraces) -> None:
     [summary] = traces.traces(name=odd, project=odd, session=odd)
     assert summary.feedback == {odd: odd}
     assert count_rows(traces, "spans") == 1
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 10**400, -(2**70)], ids=["nan", "inf", "huge", "negative"])
+@pytest.mark.parametrize("field", ["cost", "time_to_first_token_ms"])
+def test_a_number_that_no_database_can_store_is_missing(traces: ClickHouseTraces, field: str, number: float) -> None:
+    root = run(**{field: number})
+    traces.append([root])
+    before = traces.changes().cursor
+    traces.append([root])
+    assert traces.changes(before).heads == ()
+    assert getattr(traces.run(root.trace_id), field) is None
+    assert getattr(only(traces), field) is None
+
+
+def test_text_that_utf8_cannot_encode_is_found_nowhere(traces: ClickHouseTraces) -> None:
+    traces.append([run()])
+    assert traces.find_stored_feedback({"\ud800"}) == set()
+    assert traces.delete_feedback(["\ud800"]) == 0
+    assert traces.find_stored_traces({"\ud800"}) == set()
+    assert traces.many(["\ud800"]) == []
+    traces.add_running([OpenRun(trace_id="\ud800", span_id="1" * 16, name="answer")])
+    assert [one.trace_id for one in traces.running()] == ["?"]
 
 
 def test_a_large_trace_is_summed_up_now_and_then(traces: ClickHouseTraces, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,17 +124,10 @@ class QueryParameters(dict[str, Any]):
         return f"{table}{final} WHERE {'1' if self.within is None else f'trace_id IN {self.within}'}"
 
     def bind(self, value: Any, type: str) -> str:
-        """Add a value of a ClickHouse type. Text that UTF-8 cannot encode is replaced, so that it matches nothing."""
+        """Add a value of a ClickHouse type."""
         name = f"p{len(self)}"
-        self[name] = _encodable(value)
+        self[name] = value
         return f"{{{name}:{type}}}"
-
-    @classmethod
-    def of(cls, **values: Any) -> QueryParameters:
-        """Return values by name."""
-        parameters = cls()
-        parameters.update((name, _encodable(value)) for name, value in values.items())
-        return parameters
 
     def text(self, value: str) -> str:
         """Add a text."""
@@ -208,9 +201,10 @@ class Connection:
     ) -> list[tuple[Any, ...]]:
         """Return the rows of a query. `{name:Type}` in the query is replaced by the parameter of that name.
 
-        Raise `Unavailable` if the server cannot answer now, and `TooSlow` if the query exceeds the server's limit of time.
+        Text that UTF-8 cannot encode is replaced in parameters, so that it matches nothing. Raise `Unavailable` if the
+        server cannot answer now, and `TooSlow` if the query exceeds the server's limit of time.
         """
-        bound = dict(parameters or {})
+        bound = {name: _encodable(value) for name, value in (parameters or {}).items()}
         for name, value in list(bound.items()):
             # The client escapes lists of texts letter by letter, which takes longer than the query for a thousand ids
             place = f"{{{name}:Array(String)}}"

@@ -189,6 +189,7 @@ def list_sessions(
         [[upto]] = db.query("SELECT max(number) FROM traces")
     else:
         upto, rest = parse_text_cursor(cursor)
+        upto = max(0, upto)  # whatever an invalid cursor has
         having = f" HAVING (latest, id) < {parameters.position(rest)}"
     where = _restrict(list_pages.SortedSet(upto), filter, parameters)
     fetched = db.query(
@@ -278,7 +279,7 @@ def list_feedback(
 def read_feedback(db: Connection, rest: str, trace_ids: Collection[str]) -> Iterator[tuple[str, Feedback]]:
     """Yield trace id and feedback on traces. `rest` is the SQL after the condition on the trace."""
     sql = f"SELECT {FEEDBACK_COLUMNS} FROM feedback FINAL WHERE trace_id IN {{ids:Array(String)}} {rest}"
-    for row in db.query(sql, QueryParameters.of(ids=list(trace_ids))):
+    for row in db.query(sql, {"ids": list(trace_ids)}):
         yield row[1], decode_feedback(row)
 
 
