@@ -245,10 +245,27 @@ def test_a_rule_that_is_removed_no_longer_deletes(traces: ClickHouseTraces) -> N
     assert wait_until(lambda: traces._db.query(keep) == [(0,)])
 
 
+def test_rows_of_a_collector_that_does_not_know_of_a_removed_rule_are_kept(
+    traces: ClickHouseTraces, empty_clickhouse: str
+) -> None:
+    with closing(ClickHouseTraces(empty_clickhouse)) as other:
+        traces.apply_retention([Retention(max_age_ns=30 * DAY)])
+        knows_the_rule = deletion.read_keep_days(other._db)
+        traces.apply_retention([])
+        other._spans.keep_days = knows_the_rule
+        other.append([old(20)])
+        assert knows_the_rule
+    traces.apply_retention([])  # an hour later
+    assert wait_until(lambda: traces._db.query("SELECT DISTINCT keep_days FROM spans FINAL") == [(0,)])
+    assert wait_until(lambda: traces._db.query("SELECT DISTINCT keep_days FROM traces FINAL") == [(0,)])
+
+
 def test_the_same_rules_again_change_nothing(traces: ClickHouseTraces) -> None:
     traces.append([old(1)])
     rules = [Retention(project="default", max_age_ns=30 * DAY)]
     traces.apply_retention(rules)
+    assert wait_until(lambda: traces._db.query("SELECT DISTINCT keep_days FROM spans FINAL") == [(32,)])
+    assert wait_until(lambda: traces._db.query("SELECT DISTINCT keep_days FROM traces FINAL") == [(32,)])
     count = "SELECT count() FROM system.mutations WHERE database = currentDatabase()"
     before = traces._db.query(count)
     traces.apply_retention(rules)

@@ -283,6 +283,13 @@ def _find_cutoff_by_size(db: Database, project: str | None, max_bytes: int) -> i
     return int(db.query(sql, {**own, "excess": excess})[0][0]) + 1 if excess > 0 else 0
 
 
+def find_keep_days(limits: Mapping[str, int], project: str) -> int:
+    """Return the number of days after which the engine deletes rows of a project; 0: never. `limits` are as
+    `read_keep_days` returns them.
+    """
+    return min((days for name in ("", project) if (days := limits.get(name, 0))), default=0)
+
+
 def read_keep_days(db: Database) -> dict[str, int]:
     """Return the number of days after which the engine deletes rows, by project; "" for all projects."""
     return dict(db.query("SELECT project, keep_days FROM retention FINAL WHERE keep_days > 0"))
@@ -291,7 +298,8 @@ def read_keep_days(db: Database) -> dict[str, int]:
 def apply_retention(db: Database, rules: Iterable[Retention]) -> None:
     """Let the engine delete rows by the ages in the stored retention rules, some days after `prune` should have.
 
-    For a project whose rule has changed, this rewrites one column of all its rows.
+    In the rows of a project whose rule has changed, this rewrites one column, also in those that a collector has written
+    which did not know the change, and in those that an interrupted call has left.
     """
     wanted = {
         rule.project or "": min(-(-rule.max_age_ns // DAY_NS) + KEEP_SLACK_DAYS, MAX_KEEP_DAYS)
@@ -300,18 +308,16 @@ def apply_retention(db: Database, rules: Iterable[Retention]) -> None:
     }
     stored = read_keep_days(db)
     changed = sorted(name for name in wanted.keys() | stored.keys() if wanted.get(name) != stored.get(name))
-    if not changed:
-        return
     days, now = [wanted.get(name, 0) for name in changed], db.now()
     db.insert("retention", {"project": changed, "keep_days": days, "version": [now] * len(changed)})
-    everywhere = wanted.get("", 0)
     for table in ("traces", "spans"):
         target = schema.get_mutation_target(table, db.cluster)
-        projects = [row[0] for row in db.query(f"SELECT DISTINCT project FROM {table}")]
-        for project in projects if "" in changed else set(changed).intersection(projects):
-            limits = [limit for limit in (everywhere, wanted.get(project, 0)) if limit]
+        found = db.query(f"SELECT DISTINCT project, keep_days FROM {table}")
+        limits = {project: find_keep_days(wanted, project) for project, _ in found}
+        for project in sorted({project for project, days in found if days != limits[project]}):
             db.command(
-                f"ALTER TABLE {target} UPDATE keep_days = {{days:UInt16}} WHERE project = {{project:String}}"
+                f"ALTER TABLE {target} UPDATE keep_days = {{days:UInt16}}"
+                " WHERE project = {project:String} AND keep_days <> {days:UInt16}"
                 " SETTINGS mutations_sync = 0",  # it may take longer than a request
-                {"days": min(limits, default=0), "project": project},
+                {"days": limits[project], "project": project},
             )

@@ -420,7 +420,7 @@ def _add_groups(db: Connection, by: str, project: str, scores: Sequence[RuleScor
     sql = (
         f"SELECT t.trace_id, {values} FROM {TRACES} WHERE t.trace_id IN {traces}"
         f" UNION ALL SELECT assumeNotNull(t.session_id), groupUniqArrayArray({values}) FROM {TRACES}"
-        f" WHERE has({sessions}, t.session_id) AND {of_project} GROUP BY t.session_id"
+        f" WHERE t.session_id IN {sessions} AND {of_project} GROUP BY t.session_id"
     )
     groups = dict(db.query(sql, parameters))
     return [
@@ -446,10 +446,10 @@ def find_stored_traces(db: Connection, trace_ids: Collection[str]) -> set[str]:
 
 def find_stored_sessions(db: Connection, sessions: Collection[str]) -> set[str]:
     """Return those of the sessions that have at least one stored trace."""
-    return _find_stored(db, "assumeNotNull(t.session_id)", sessions)
+    return _find_stored(db, "t.session_id", sessions)
 
 
 def _find_stored(db: Connection, column: str, values: Iterable[str]) -> set[str]:
     parameters = QueryParameters()
-    where = f"t.span_count > 0 AND has({parameters.texts(values)}, {column})"
+    where = f"t.span_count > 0 AND {column} IN {parameters.texts(values)}"
     return {value for (value,) in db.query(f"SELECT DISTINCT {column} FROM {TRACES} WHERE {where}", parameters)}

@@ -176,8 +176,7 @@ class SpanWriter:
 
     def find_keep_days(self, project: str) -> int:
         """Return the number of days after which the engine deletes rows of a project; 0: never."""
-        limits = [days for name in ("", project) if (days := self.keep_days.get(name, 0))]
-        return min(limits, default=0)
+        return deletion.find_keep_days(self.keep_days, project)
 
     def summarize(
         self,
