@@ -12,9 +12,9 @@ import pytest
 
 from collector.making import SECOND, child, run
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import Amendment, Feedback, Retention, Run, Target
+from spanwise.collector.records import Amendment, Feedback, OpenRun, Retention, Run, Target
 from spanwise.collector.stores import CombinedStore, Store, side_records
-from spanwise.collector.stores.clickhouse import ClickHouseTraces, deletion
+from spanwise.collector.stores.clickhouse import ClickHouseTraces, deletion, senders, span_writer
 from spanwise.collector.stores.sqlite import DatabaseFile, SQLiteControl
 
 pytestmark = pytest.mark.process
@@ -101,10 +101,97 @@ def test_a_deletion_that_was_interrupted_is_completed_by_any_collector(traces: C
     store.append([root, child(root), kept])
     deletion._put_tombstones(traces._db, [root.trace_id], "interrupted")  # killed before the rows were removed
     assert deletion.complete_deletions(traces._db) == 0  # it may still be running
-    assert deletion.complete_deletions(traces._db, 0) == 1
-    assert deletion.complete_deletions(traces._db, 0) == 0
+    assert deletion.complete_deletions(traces._db, age_s=0) == 1
+    assert deletion.complete_deletions(traces._db, age_s=0) == 0
     assert store.count() == {"spans": 1, "traces": 1, "feedbacks": 0}
     assert count_rows(traces, "spans") == 1
+
+
+def test_a_deletion_that_was_interrupted_between_two_tables_is_completed(traces: ClickHouseTraces) -> None:
+    root = run()
+    traces.append([root], [Feedback(target=Target(trace_id=root.trace_id), key="good", score=1.0)])
+    deletion._put_tombstones(traces._db, [root.trace_id], "interrupted")
+    deletion._delete(traces._db, "traces", "trace_id = {id:String}", {"id": root.trace_id})
+    assert deletion.complete_deletions(traces._db, age_s=0) == 1
+    assert [count_rows(traces, table) for table in ("spans", "feedback")] == [0, 0]
+
+
+def test_a_collector_that_starts_completes_deletions_of_the_last_days(
+    traces: ClickHouseTraces, empty_clickhouse: str
+) -> None:
+    traces.append([root := run()])
+    yesterday = int(time.time()) - 2 * 86_400
+    traces._db.insert("tombstones", {"trace_id": [root.trace_id], "deleted": [yesterday], "batch": ["interrupted"]})
+    with closing(ClickHouseTraces(empty_clickhouse)) as other:
+        assert wait_until(lambda: other.count()["traces"] == 0)
+
+
+# Rows that are inserted while another collector deletes their trace
+
+
+@pytest.fixture
+def delete(empty_clickhouse: str, traces: ClickHouseTraces) -> Iterator[Callable[[Run], int]]:
+    """Deletes a trace at another collector."""
+
+    def delete(root: Run) -> int:
+        lot = other.find_deletable_traces(Filter(trace_ids=(root.trace_id,)))
+        return 0 if lot is None else other.delete_traces([lot])
+
+    with closing(ClickHouseTraces(empty_clickhouse)) as other:
+        yield delete
+
+
+def call_before(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, before: Callable[[], object]) -> None:
+    function = getattr(owner, name)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        before()
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def test_feedback_of_a_trace_that_is_deleted_meanwhile_does_not_remain(
+    traces: ClickHouseTraces, delete: Callable[[Run], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces.append([root := run()])
+    call_before(monkeypatch, traces._feedback, "_insert", lambda: delete(root))
+    traces.add_feedback([Feedback(target=Target(trace_id=root.trace_id), key="good", score=1.0)])
+    assert traces.count() == {"spans": 0, "traces": 0, "feedbacks": 0}
+
+
+def test_an_amended_trace_that_is_deleted_meanwhile_does_not_return(
+    traces: ClickHouseTraces, delete: Callable[[Run], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces.append([root := run()])
+    call_before(monkeypatch, traces._spans, "insert", lambda: delete(root))
+    assert traces.amend(root.trace_id, root.span_id, {"outputs": "amended"})
+    assert [count_rows(traces, table) for table in ("spans", "traces", "amendments")] == [0, 0, 0]
+
+
+def test_a_run_that_starts_in_a_trace_that_is_deleted_meanwhile_is_not_open(
+    traces: ClickHouseTraces, delete: Callable[[Run], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces.append([root := run()])
+    call_before(monkeypatch, senders, "_insert_open_runs", lambda: delete(root))
+    traces.add_running([OpenRun(trace_id=root.trace_id, span_id="1" * 16, name="answer")])
+    assert traces.running() == []
+
+
+def test_a_large_trace_that_is_deleted_before_its_summary_does_not_return(
+    traces: ClickHouseTraces, delete: Callable[[Run], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_writer, "LARGE_TRACE_SPANS", 1)
+    root = run()
+    traces.append([root, child(root)])
+    traces.append([child(root)])
+    assert count_rows(traces, "pending_summaries") == 1
+    insert_by_month = traces._db.insert_by_month
+    call_before(monkeypatch, traces._db, "insert_by_month", lambda: delete(root))
+    monkeypatch.setattr(span_writer, "LARGE_TRACE_SECONDS", 0)
+    traces._spans.write_postponed()
+    monkeypatch.setattr(traces._db, "insert_by_month", insert_by_month)
+    assert count_rows(traces, "traces") == 0
 
 
 def test_a_rule_deletes_what_is_too_old(store: Store) -> None:
@@ -158,10 +245,27 @@ def test_a_rule_that_is_removed_no_longer_deletes(traces: ClickHouseTraces) -> N
     assert wait_until(lambda: traces._db.query(keep) == [(0,)])
 
 
+def test_rows_of_a_collector_that_does_not_know_of_a_removed_rule_are_kept(
+    traces: ClickHouseTraces, empty_clickhouse: str
+) -> None:
+    with closing(ClickHouseTraces(empty_clickhouse)) as other:
+        traces.apply_retention([Retention(max_age_ns=30 * DAY)])
+        knows_the_rule = deletion.read_keep_days(other._db)
+        traces.apply_retention([])
+        other._spans.keep_days = knows_the_rule
+        other.append([old(20)])
+        assert knows_the_rule
+    traces.apply_retention([])  # an hour later
+    assert wait_until(lambda: traces._db.query("SELECT DISTINCT keep_days FROM spans FINAL") == [(0,)])
+    assert wait_until(lambda: traces._db.query("SELECT DISTINCT keep_days FROM traces FINAL") == [(0,)])
+
+
 def test_the_same_rules_again_change_nothing(traces: ClickHouseTraces) -> None:
     traces.append([old(1)])
     rules = [Retention(project="default", max_age_ns=30 * DAY)]
     traces.apply_retention(rules)
+    assert wait_until(lambda: traces._db.query("SELECT DISTINCT keep_days FROM spans FINAL") == [(32,)])
+    assert wait_until(lambda: traces._db.query("SELECT DISTINCT keep_days FROM traces FINAL") == [(32,)])
     count = "SELECT count() FROM system.mutations WHERE database = currentDatabase()"
     before = traces._db.query(count)
     traces.apply_retention(rules)

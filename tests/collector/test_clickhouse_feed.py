@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from collector.conformance_traces import eventually
 from collector.making import child, run
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Feedback, OpenRun, Run, Target
-from spanwise.collector.stores.backends import TargetFeedback
+from spanwise.collector.stores.backends import NumberedFeedback, TargetFeedback
 from spanwise.collector.stores.clickhouse import ClickHouseTraces
-from spanwise.collector.stores.clickhouse.feedback_rows import encode_feedback
+from spanwise.collector.stores.clickhouse.feedback_rows import encode_feedback, make_feedback_columns
+from spanwise.collector.stores.queries.feedback_records import MAX_READ_CHARACTERS
 
 pytestmark = pytest.mark.process
 
@@ -142,6 +144,7 @@ def test_positions_do_not_go_back_with_the_clock_of_the_server(traces: ClickHous
     ahead = before.heads[0].change + 3600 * 10**9  # as if the server's clock had been set back by an hour
     traces._db._advance(ahead)
     traces.append([later := run()])
+    assert eventually(lambda: bool(traces.changes(before.cursor).heads))
     page = traces.changes(before.cursor)
     assert [head.trace_id for head in page.heads] == [later.trace_id]
     assert page.heads[0].change >= ahead
@@ -154,10 +157,42 @@ def test_a_collector_that_starts_later_continues_after_all_positions(
     traces.append([run()])
     traces._db._advance(traces.changes().heads[0].change + 3600 * 10**9)
     traces.append([run()])
+    assert eventually(lambda: len(traces.changes().heads) == 2)
     cursor = traces.changes().cursor
     with closing(ClickHouseTraces(empty_clickhouse)) as fresh:
         fresh.append([later := run()])
+        assert eventually(lambda: bool(fresh.changes(cursor).heads))
         assert [head.trace_id for head in fresh.changes(cursor).heads] == [later.trace_id]
+
+
+def test_collectors_agree_on_the_time_after_the_clock_was_set_back(
+    traces: ClickHouseTraces, other: ClickHouseTraces
+) -> None:
+    traces.append([run()])
+    ahead = traces.changes().heads[0].change + 3600 * 10**9
+    for collector, seconds in ((other, 0), (traces, 100)):  # the other one did not learn of the last rows
+        collector._db._advance(ahead + seconds * 10**9)
+    traces.append([root := run()])
+    assert eventually(lambda: len(traces.changes().heads) == 2)
+    cursor = traces.changes().cursor
+    other.append([child(root)])
+    [summary] = traces.traces(trace_ids=(root.trace_id,))
+    assert summary.span_count == 2
+    assert eventually(lambda: bool(traces.changes(cursor).heads))
+    assert [head.span_count for head in traces.changes(cursor).heads] == [2]
+
+
+def test_the_feed_does_not_pass_what_others_may_insert_after_the_clock_was_set_back(
+    traces: ClickHouseTraces, other: ClickHouseTraces
+) -> None:
+    traces.append(roots := [run(), run()])
+    cursor = traces.changes().cursor
+    ahead = traces.changes().heads[0].change + 3600 * 10**9
+    traces._db._advance(ahead + 10**9 // 2)  # half a second later than the other one knows
+    traces.add_feedback([human(roots[0])])
+    cursor = traces.changes(cursor).cursor
+    other._db.insert("feedback", make_feedback_columns([encode_feedback(human(roots[1]))], ahead))
+    assert eventually(lambda: roots[1].trace_id in [head.trace_id for head in traces.changes(cursor).heads])
 
 
 def test_feedback_and_its_deletion_and_a_started_run_are_changes(
@@ -337,3 +372,21 @@ def test_forwarded_feedback_comes_in_the_order_of_writing(traces: ClickHouseTrac
     assert (moved.waiting, moved.sent, moved.dropped, moved.error) == (1, 1, 0, "an error")
     assert [one.feedback.key for one in other.feedback_after(moved.cursor, 10)] == ["b"]
     assert traces.find_stored_feedback([sent[0].feedback.id, "x"]) == {sent[0].feedback.id}
+
+
+@pytest.mark.parametrize("size", [1, MAX_READ_CHARACTERS])
+def test_forwarded_feedback_with_one_number_is_read_together(traces: ClickHouseTraces, size: int) -> None:
+    root = run()
+    number = traces._db.now()
+    feedback = [human(root, f"key {place}", comment="x" * size) for place in range(3)]
+    traces.trace_copy().import_feedback([NumberedFeedback(number, one) for one in feedback])
+    assert len(traces.feedback_after(0, 2)) == 3
+    assert traces.feedback_after(number, 2) == []
+
+
+def test_a_copy_has_all_traces_with_one_number(traces: ClickHouseTraces) -> None:
+    for _ in range(3):
+        traces.append([run()])
+    traces._db.command("ALTER TABLE traces UPDATE number = 1 WHERE 1")
+    assert len(traces.trace_copy().list_positions(0, 2)) == 3
+    assert traces.trace_copy().list_positions(1, 2) == []

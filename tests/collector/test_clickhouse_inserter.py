@@ -11,6 +11,7 @@ import pytest
 from collector.conformance_traces import eventually
 from collector.making import run
 from spanwise.collector.errors import Closed, Unavailable
+from spanwise.collector.records import Feedback, Target
 from spanwise.collector.stores.clickhouse import inserter
 from spanwise.collector.stores.clickhouse.inserter import BUSY_COLLECT_ROWS, COLLECT_ROWS, Inserter, Job
 from spanwise.collector.stores.clickhouse.span_rows import SpanBatch, encode_runs
@@ -27,7 +28,7 @@ class Database:
 
     def write(self, jobs: Sequence[Job]) -> None:
         self.begun.append(sum(job.rows for job in jobs))
-        self.traces.append([job.batch.trace_ids[0] for job in jobs])
+        self.traces.append([job.batch.trace_ids[0] for job in jobs if job.batch.trace_ids])
         assert self.answer.wait(60)
         if self.error is not None:
             raise self.error
@@ -153,3 +154,25 @@ def test_a_database_that_is_away_fails_one_write_and_not_the_next(queue: Inserte
     database.error = None
     assert put(queue, 1).result(60) is None
     assert queue.trouble is None
+
+
+def test_a_request_that_was_given_up_does_not_stop_the_thread(queue: Inserter, database: Database) -> None:
+    database.answer.set()
+    for _ in range(inserter.WRITERS):
+        given_up, waiting = put(queue, COLLECT_ROWS // 2), put(queue, COLLECT_ROWS // 2)
+        given_up.cancel()
+        waiting.result(30)
+    put(queue, COLLECT_ROWS).result(30)
+
+
+def test_a_later_version_of_feedback_waits_for_the_earlier_one(queue: Inserter, database: Database) -> None:
+    feedback = Feedback(target=Target(trace_id="a"), key="good", score=1.0)
+    first = queue.put(SpanBatch([], []), [feedback], is_urgent=True)
+    eventually(lambda: database.begun == [1])
+    second = queue.put(SpanBatch([], []), [feedback], is_urgent=True)
+    put(queue, 1, is_urgent=True)
+    eventually(lambda: len(database.begun) == 2)
+    database.answer.set()
+    for future in (first, second):
+        future.result(30)
+    assert database.begun == [1, 1, 1]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from collector.clickhouse_server import ClickHouseServer
 from collector.making import SECOND, child, run
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import Filter
 from spanwise.collector.records import Run, iterate_pages
 from spanwise.collector.stores.clickhouse import ClickHouseTraces
 
@@ -123,3 +126,13 @@ def test_summaries_show_the_current_rows(traces: ClickHouseTraces) -> None:
         assert (summary.name, summary.status, summary.start_ns) == (root.name, root.status, root.start_ns)
         assert (summary.inputs, summary.outputs) == (root.inputs, root.outputs)
         assert summary.span_count == 2
+
+
+@pytest.mark.parametrize("cursor", ["-5.1.x", "1.-5.x", "-5.x", f"{10**30}.1.x", f"1.{10**30}.x", "x"])
+def test_a_cursor_of_no_page_is_refused_or_has_no_more(traces: ClickHouseTraces, cursor: str) -> None:
+    for read in (traces.traces, traces.sessions, traces.feedbacks, partial(traces.scores, "e")):
+        with suppress(Refused):
+            read(cursor=cursor)
+    for table in ("traces", "runs", "documents", "feedback", "experiment_results"):
+        with suppress(Refused):
+            traces.list_table_records(table, Filter(), 10, cursor)

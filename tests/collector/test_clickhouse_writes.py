@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import socket
@@ -235,6 +236,28 @@ def test_hostile_text_is_stored_as_it_is(traces: ClickHouseTraces) -> None:
     assert count_rows(traces, "spans") == 1
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf, 10**400, -(2**70)], ids=["nan", "inf", "huge", "negative"])
+@pytest.mark.parametrize("field", ["cost", "time_to_first_token_ms"])
+def test_a_number_that_no_database_can_store_is_missing(traces: ClickHouseTraces, field: str, number: float) -> None:
+    root = run(**{field: number})
+    traces.append([root])
+    before = traces.changes().cursor
+    traces.append([root])
+    assert traces.changes(before).heads == ()
+    assert getattr(traces.run(root.trace_id), field) is None
+    assert getattr(only(traces), field) is None
+
+
+def test_text_that_utf8_cannot_encode_is_found_nowhere(traces: ClickHouseTraces) -> None:
+    traces.append([run()])
+    assert traces.find_stored_feedback({"\ud800"}) == set()
+    assert traces.delete_feedback(["\ud800"]) == 0
+    assert traces.find_stored_traces({"\ud800"}) == set()
+    assert traces.many(["\ud800"]) == []
+    traces.add_running([OpenRun(trace_id="\ud800", span_id="1" * 16, name="answer")])
+    assert [one.trace_id for one in traces.running()] == ["?"]
+
+
 def test_a_large_trace_is_summed_up_now_and_then(traces: ClickHouseTraces, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_writer, "LARGE_TRACE_SPANS", 3)
     monkeypatch.setattr(span_writer, "LARGE_TRACE_SECONDS", 2.0)
@@ -309,6 +332,17 @@ def test_an_amendment_and_its_span_at_two_collectors_meet(traces: ClickHouseTrac
     assert [one.key for one in trace.feedback] == ["good"]
     other.append([root])  # sent again
     assert traces.trace(root.trace_id).root.outputs == "amended"
+
+
+def test_a_value_that_is_set_again_is_the_present_one(traces: ClickHouseTraces, other: ClickHouseTraces) -> None:
+    root = run()
+    traces.append([root])
+    for collector, score in ((traces, 1.0), (other, 0.0), (traces, 1.0)):
+        rating = {"key": "good", "score": score, "source": "human", "author": "a"}
+        assert collector.amend(root.trace_id, root.span_id, {"outputs": score, "feedback": {"a": rating}})
+    trace = other.trace(root.trace_id)
+    assert trace.root.outputs == 1.0
+    assert [one.score for one in trace.feedback] == [1.0]
 
 
 def test_an_amended_span_inserted_by_a_collector_that_does_not_know_of_it_stays_amended(

@@ -193,7 +193,7 @@ def _encode(run: Run) -> tuple[Fact, bytes]:
         payload = orjson.dumps(fields, option=orjson.OPT_NON_STR_KEYS)
     usage, attributes, start_ns, end_ns = run.usage, run.attributes, run.start_ns, run.end_ns
     prompt = (run.prompt_name, run.prompt_version)
-    labels = (*prompt, run.agent_name, run.finish_reasons, run.time_to_first_token_ms)
+    labels = (*prompt, run.agent_name, run.finish_reasons, _make_finite(run.time_to_first_token_ms))
     # Raises `TypeError` if a column cannot store its text. The payload was checked when it was encoded.
     texts = (run.name, run.kind, run.error, run.model, run.session_id, run.user_id, run.project, run.environment)
     orjson.dumps((run.trace_id, run.span_id, run.parent_id, texts, run.experiment_id, run.example_id))
@@ -209,7 +209,7 @@ def _encode(run: Run) -> tuple[Fact, bytes]:
         run.model,
         max(0, min(usage.input_tokens, TOKENS_MAX)) if usage else None,
         max(0, min(usage.output_tokens, TOKENS_MAX)) if usage else None,
-        run.cost,
+        _make_finite(run.cost),
         run.session_id,
         run.user_id,
         len(payload),
@@ -230,6 +230,12 @@ def _encode(run: Run) -> tuple[Fact, bytes]:
     return make_fact(fact), payload
 
 
+def _make_finite(value: float | None) -> float | None:
+    """Return a number that JSON and all databases can store; None for others, such as NaN."""
+    return value if value is None or -_FLOAT_MAX < value < _FLOAT_MAX else None
+
+
+_FLOAT_MAX = 1e18  # also integers of 64 bits
 _NO_COUNTS = (None, None)
 _NO_LABELS = (None, None, None, (), None)
 
@@ -322,6 +328,7 @@ def _repair_run(run: Run) -> Run:
     """Return the run with lone surrogates, huge integers, too deep nesting and foreign objects replaced."""
     fields = {name: clean(getattr(run, name)) for name in Run.__slots__}
     fields.update({name: getattr(run, name) for name in ("start_ns", "end_ns", "repetition", "usage")})
+    fields.update({name: _make_finite(getattr(run, name)) for name in ("cost", "time_to_first_token_ms")})
     fields["documents"] = tuple(Document(*map(clean, (d.content, d.id, d.score, d.metadata))) for d in run.documents)
     fields["events"] = tuple(
         Event(clean(e.name), max(-INT_MAX, min(e.time_ns, INT_MAX)), clean(e.attributes)) for e in run.events

@@ -84,6 +84,7 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
     stored = writer.read_stored(traces)
     apply_waiting(db, writer, stored, stored)
     writer.summarize(stored, stored, {})
+    gone |= deletion.remove_deleted(db, traces)
     sql = (
         "SELECT trace_id, span_id, project FROM spans FINAL"
         " WHERE trace_id IN {traces:Array(String)} AND span_id IN {spans:Array(String)}"
@@ -99,9 +100,9 @@ def add_amendments(db: Database, writer: RunWriter, amended: Sequence[Amendment]
 
 
 def _insert(db: Database, rows: Sequence[StoredAmendment], *, applied: int = 0) -> None:
-    """Insert rows. The same amendment sent again keeps its number and its state."""
-    first = db.floor()
-    if not applied:
+    """Insert rows. The same amendment sent again is the latest, and is applied again."""
+    if not applied and rows:
+        first = db.now()  # above the numbers of all amendments that any collector has stored
         rows = [row._replace(number=first + position) for position, row in enumerate(rows)]
     db.insert_rows("amendments", StoredAmendment._fields, rows, applied=applied)
 

@@ -31,7 +31,7 @@ from spanwise.collector.stores.clickhouse import (
 from spanwise.collector.stores.clickhouse.connection import Database
 from spanwise.collector.stores.clickhouse.feedback_writer import FeedbackWriter
 from spanwise.collector.stores.clickhouse.inserter import Inserter, Job
-from spanwise.collector.stores.clickhouse.schema import TABLES
+from spanwise.collector.stores.clickhouse.schema import TABLES, TOMBSTONE_DAYS
 from spanwise.collector.stores.clickhouse.span_rows import SpanBatch, encode_runs
 from spanwise.collector.stores.clickhouse.span_writer import SpanWriter
 from spanwise.collector.stores.clickhouse.table_records import TableRecords
@@ -150,9 +150,11 @@ class ClickHouseTraces(TraceOperations[Database]):
     # open runs and senders
 
     def add_running(self, runs: Sequence[OpenRun]) -> None:
-        deleted = deletion.find_deleted(self._db, {run.trace_id for run in runs})
+        trace_ids = {run.trace_id for run in runs}
+        deleted = deletion.find_deleted(self._db, trace_ids)
         self._spans.late += sum(run.trace_id in deleted for run in runs)
         senders.add_open_runs(self._db, runs, deleted)
+        deletion.remove_deleted(self._db, trace_ids - deleted)
 
     def apply_retention(self, rules: Sequence[Retention]) -> None:
         """Let the engine delete rows some days after `prune` should have. For a project whose maximum age has changed,
@@ -186,6 +188,7 @@ class _Maintenance:
         self._thread.join()
 
     def _run(self) -> None:
+        deletions_s = TOMBSTONE_DAYS * 86_400
         while not self._stopped.is_set():
             try:
                 self._spans.write_postponed()
@@ -195,7 +198,8 @@ class _Maintenance:
                     self._spans.keep_days = deletion.read_keep_days(self._db)
                     senders.trim_open_runs(self._db)
                     deletion.trim_side_tables(self._db)
-                    deletion.complete_deletions(self._db)
+                    deletion.complete_deletions(self._db, deletions_s)
+                    deletions_s = deletion.RECENT_SECONDS
                     self._feedback.remove_outdated(self._db.now() - int(10 * self.MINUTE_SECONDS * 1e9))
                 self._inserter.trouble = None
             except StoreError as error:

@@ -124,17 +124,10 @@ class QueryParameters(dict[str, Any]):
         return f"{table}{final} WHERE {'1' if self.within is None else f'trace_id IN {self.within}'}"
 
     def bind(self, value: Any, type: str) -> str:
-        """Add a value of a ClickHouse type. Text that UTF-8 cannot encode is replaced, so that it matches nothing."""
+        """Add a value of a ClickHouse type."""
         name = f"p{len(self)}"
-        self[name] = _encodable(value)
+        self[name] = value
         return f"{{{name}:{type}}}"
-
-    @classmethod
-    def of(cls, **values: Any) -> QueryParameters:
-        """Return values by name."""
-        parameters = cls()
-        parameters.update((name, _encodable(value)) for name, value in values.items())
-        return parameters
 
     def text(self, value: str) -> str:
         """Add a text."""
@@ -208,9 +201,10 @@ class Connection:
     ) -> list[tuple[Any, ...]]:
         """Return the rows of a query. `{name:Type}` in the query is replaced by the parameter of that name.
 
-        Raise `Unavailable` if the server cannot answer now, and `TooSlow` if the query exceeds the server's limit of time.
+        Text that UTF-8 cannot encode is replaced in parameters, so that it matches nothing. Raise `Unavailable` if the
+        server cannot answer now, and `TooSlow` if the query exceeds the server's limit of time.
         """
-        bound = dict(parameters or {})
+        bound = {name: _encodable(value) for name, value in (parameters or {}).items()}
         for name, value in list(bound.items()):
             # The client escapes lists of texts letter by letter, which takes longer than the query for a thousand ids
             place = f"{{{name}:Array(String)}}"
@@ -333,7 +327,8 @@ MAX_DAY = 65_000  # in the year 2147; a later start has this day
 # Rate at which the clock continues without the server. It is slower than any clock, so that the server's time is higher
 # again soon after it was set back, and clocks of several collectors do not diverge
 _SLOWED = 0.999
-# Without permission to read the running inserts, readers of the feed wait for as long as an insert may take
+# Readers of the feed wait for as long as an insert may take if they may not read the running inserts, or if the clock was
+# set back
 _SETTLE_NS = 2_000_000_000
 _UNKNOWN_TABLE = "(UNKNOWN_TABLE)"
 
@@ -341,7 +336,8 @@ _UNKNOWN_TABLE = "(UNKNOWN_TABLE)"
 class Database(Connection):
     """Connection to a database with the tables of this version. Its time is that of the server, in nanoseconds.
 
-    The time never goes back in one process, even if the server's clock does.
+    The time never goes back in one process, even if the server's clock does. Until the clock has caught up, the time is
+    at least that of the latest row of any collector.
     """
 
     def __init__(self, url: str) -> None:
@@ -354,8 +350,7 @@ class Database(Connection):
         self._can_read_processes = True
         facts = self._prepare_tables()
         self.created_ns = min(int(value) for name, value in facts if name == "created_ns")
-        last = "SELECT max(change) FROM traces UNION ALL SELECT max(number) FROM feedback UNION ALL SELECT max(number) FROM open_runs"
-        self._advance(max(row[0] for row in self.query(last)))
+        self._advance(self._read_latest(0))
 
     def reset_after_fork(self) -> None:
         super().reset_after_fork()
@@ -394,7 +389,15 @@ class Database(Connection):
         """Return the time of the server. Rows inserted before the call are older than this time."""
         floor = self.floor()
         [(now,)] = self.query("SELECT toUnixTimestamp64Nano(now64(9))")
+        if now < floor:
+            now = self._read_latest(floor)
         return self._advance(max(int(now), floor))
+
+    def _read_latest(self, after: int) -> int:
+        """Return the highest position in the change feed above another; 0 if there is none."""
+        positions = {"traces": "change", "feedback": "number", "open_runs": "number"}
+        rows = (f"SELECT max({name}) FROM {table} WHERE {name} > {after:d}" for table, name in positions.items())
+        return max(int(row[0]) for row in self.query(" UNION ALL ".join(rows)))
 
     def floor(self) -> int:
         """Return a time that has passed on the server, without asking it: the lowest number for the next insert."""
@@ -420,9 +423,11 @@ class Database(Connection):
             except Refused:
                 self._can_read_processes = False
             else:
-                now = self._advance(max(int(now), floor))
                 # 10 ms: the start is computed from two measurements
-                return now - int(elapsed) - 10_000_000 if elapsed else now
+                behind = int(elapsed) + 10_000_000 if elapsed else 0
+                if now < floor:  # the clock was set back, and other collectors may know a lower time
+                    return self.now() - max(behind, _SETTLE_NS)
+                return self._advance(int(now)) - behind
         return self.now() - _SETTLE_NS
 
     def _advance(self, now_ns: int) -> int:

@@ -1,8 +1,8 @@
 """Deletion of traces and of what refers to them, tombstones, and retention.
 
-A deletion first records tombstones, then removes rows. A collector that inserts spans looks for tombstones before and
-after its insert, and removes what it inserted for a deleted trace. So no row of a deleted trace remains, whichever
-comes first.
+A deletion first records tombstones, then removes rows. A collector that inserts rows of a trace looks for tombstones
+before and after its insert, and removes what it inserted for a deleted trace. So no row of a deleted trace remains,
+whichever comes first.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ BATCH_TRACES = 5_000  # traces per search
 MAX_KEEP_DAYS = 60_000
 # The engine deletes rows this much later than a retention rule says. Until then, `prune` has done so
 KEEP_SLACK_DAYS = 2
+RECENT_SECONDS = 600  # each collector looks for interrupted deletions of the last minutes; at its start, for all
 _TABLES = ("traces", "spans", "feedback", "amendments", "open_runs")  # tables with rows of a trace, in order of removal
 
 
@@ -162,16 +163,25 @@ def remove_rows(db: Database, trace_ids: Collection[str]) -> None:
         _delete(db, table, "trace_id IN {ids:Array(String)}", {"ids": list(trace_ids)})
 
 
-def complete_deletions(db: Database, age_s: int = 60) -> int:
-    """Remove the rows of traces that were deleted in the last day, but not just now. Return the number of traces.
+def remove_deleted(db: Database, trace_ids: Iterable[str]) -> set[str]:
+    """Remove the rows of those of the traces that were deleted while rows of them were inserted. Return their ids."""
+    if gone := find_deleted(db, trace_ids):
+        remove_rows(db, gone)
+    return gone
+
+
+def complete_deletions(db: Database, since_s: int = RECENT_SECONDS, age_s: int = 60) -> int:
+    """Remove the rows of traces that were deleted in the last `since_s` seconds, but not just now. Return the number of
+    traces.
 
     They remain if a collector was killed after it had inserted the tombstones.
     """
-    sql = (
-        "SELECT DISTINCT trace_id FROM traces WHERE trace_id IN (SELECT trace_id FROM tombstones"
-        " WHERE deleted > now() - 86400 AND deleted <= now() - {age:UInt32}) LIMIT {most:UInt32}"
+    deleted = (
+        "SELECT trace_id FROM tombstones WHERE deleted > now() - {since:UInt32} AND deleted <= now() - {age:UInt32}"
     )
-    ids = [row[0] for row in db.query(sql, {"age": age_s, "most": BATCH_TRACES})]
+    rows = " UNION ALL ".join(f"SELECT trace_id FROM {table} WHERE trace_id IN ({deleted})" for table in _TABLES)
+    sql = f"SELECT DISTINCT trace_id FROM ({rows}) LIMIT {BATCH_TRACES}"
+    ids = [row[0] for row in db.query(sql, {"since": since_s, "age": age_s})]
     if ids:
         remove_rows(db, ids)
     return len(ids)
@@ -273,6 +283,13 @@ def _find_cutoff_by_size(db: Database, project: str | None, max_bytes: int) -> i
     return int(db.query(sql, {**own, "excess": excess})[0][0]) + 1 if excess > 0 else 0
 
 
+def find_keep_days(limits: Mapping[str, int], project: str) -> int:
+    """Return the number of days after which the engine deletes rows of a project; 0: never. `limits` are as
+    `read_keep_days` returns them.
+    """
+    return min((days for name in ("", project) if (days := limits.get(name, 0))), default=0)
+
+
 def read_keep_days(db: Database) -> dict[str, int]:
     """Return the number of days after which the engine deletes rows, by project; "" for all projects."""
     return dict(db.query("SELECT project, keep_days FROM retention FINAL WHERE keep_days > 0"))
@@ -281,7 +298,8 @@ def read_keep_days(db: Database) -> dict[str, int]:
 def apply_retention(db: Database, rules: Iterable[Retention]) -> None:
     """Let the engine delete rows by the ages in the stored retention rules, some days after `prune` should have.
 
-    For a project whose rule has changed, this rewrites one column of all its rows.
+    In the rows of a project whose rule has changed, this rewrites one column, also in those that a collector has written
+    which did not know the change, and in those that an interrupted call has left.
     """
     wanted = {
         rule.project or "": min(-(-rule.max_age_ns // DAY_NS) + KEEP_SLACK_DAYS, MAX_KEEP_DAYS)
@@ -290,18 +308,16 @@ def apply_retention(db: Database, rules: Iterable[Retention]) -> None:
     }
     stored = read_keep_days(db)
     changed = sorted(name for name in wanted.keys() | stored.keys() if wanted.get(name) != stored.get(name))
-    if not changed:
-        return
     days, now = [wanted.get(name, 0) for name in changed], db.now()
     db.insert("retention", {"project": changed, "keep_days": days, "version": [now] * len(changed)})
-    everywhere = wanted.get("", 0)
     for table in ("traces", "spans"):
         target = schema.get_mutation_target(table, db.cluster)
-        projects = [row[0] for row in db.query(f"SELECT DISTINCT project FROM {table}")]
-        for project in projects if "" in changed else set(changed).intersection(projects):
-            limits = [limit for limit in (everywhere, wanted.get(project, 0)) if limit]
+        found = db.query(f"SELECT DISTINCT project, keep_days FROM {table}")
+        limits = {project: find_keep_days(wanted, project) for project, _ in found}
+        for project in sorted({project for project, days in found if days != limits[project]}):
             db.command(
-                f"ALTER TABLE {target} UPDATE keep_days = {{days:UInt16}} WHERE project = {{project:String}}"
+                f"ALTER TABLE {target} UPDATE keep_days = {{days:UInt16}}"
+                " WHERE project = {project:String} AND keep_days <> {days:UInt16}"
                 " SETTINGS mutations_sync = 0",  # it may take longer than a request
-                {"days": min(limits, default=0), "project": project},
+                {"days": limits[project], "project": project},
             )

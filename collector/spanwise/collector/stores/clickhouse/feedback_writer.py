@@ -60,6 +60,7 @@ class FeedbackWriter:
         judged |= {row.judge_trace_id for row in (*removed, *moved)}
         judged |= {stored[row.id].judge_trace_id for row in new if row.id in stored and row.source == "model"}
         self._delete_judgements(judged, (*rows.values(), *removed), {row.judge_trace_id for row in new})
+        deletion.remove_deleted(self._db, {row.trace_id for row in new if row.trace_id})
 
     def _insert(self, rows: Sequence[FeedbackRow], deleted: Sequence[FeedbackRow] = ()) -> None:
         if rows or deleted:
@@ -205,10 +206,13 @@ def _add_to_outlet(db: Database, name: str, url: str, **values: object) -> None:
 
 
 def read_feedback_after(db: Database, cursor: int, limit: int) -> list[OutgoingFeedback]:
-    """Return feedback written after a cursor, in order: at most `limit` rows and about `MAX_READ_CHARACTERS`."""
+    """Return feedback written after a cursor, in order: `limit` rows, and about `MAX_READ_CHARACTERS`.
+
+    All rows with one number are returned together: two inserts may assign the same numbers.
+    """
     sql = (
         f"SELECT f.*, t.project, t.environment FROM (SELECT {FEEDBACK_COLUMNS}, number FROM feedback FINAL"
-        " WHERE number > {cursor:UInt64} AND number <= {horizon:UInt64} ORDER BY number LIMIT {limit:UInt32}) AS f"
+        " WHERE number > {cursor:UInt64} AND number <= {horizon:UInt64} ORDER BY number LIMIT {limit:UInt32} WITH TIES) AS f"
         " LEFT JOIN (SELECT trace_id, toNullable(project) AS project, toNullable(environment) AS environment FROM traces FINAL"
         " WHERE trace_id IN (SELECT trace_id FROM feedback WHERE number > {cursor:UInt64})) AS t ON t.trace_id = f.trace_id"
         " ORDER BY f.number"

@@ -46,7 +46,7 @@ class ValueReader(FilterReader):
         columns = ", ".join([*(_COLUMNS[name] for name in self.positions), "t.trace_id"])
         sql = f"SELECT {columns} FROM {TRACES} WHERE t.trace_id IN {{ids:Array(String)}} AND t.span_count > 0"
         for start in range(0, len(trace_ids), BATCH_TRACES):
-            yield self._db.query(sql, QueryParameters.of(ids=list(trace_ids[start : start + BATCH_TRACES])))
+            yield self._db.query(sql, {"ids": list(trace_ids[start : start + BATCH_TRACES])})
 
     def evaluate_traces(self, trace_ids: Sequence[str]) -> dict[str, Results]:
         """Return the result of each filter for each of the traces that are stored."""
@@ -62,9 +62,8 @@ class ValueReader(FilterReader):
         return {prompt: [version or None for version in versions] for prompt, versions in value.items()}
 
     def find_listed(self, keys: Sequence[str], column: str, wanted: Collection[str]) -> Mapping[str, Sequence[str]]:
-        return self._collect(
-            column, keys, f"{column} IN {{wanted:Array(String)}}", QueryParameters.of(wanted=list(wanted))
-        )
+        parameters = QueryParameters()
+        return self._collect(column, keys, f"{column} IN {parameters.texts(wanted)}", parameters)
 
     def read_errors(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
         where = "(error IS NOT NULL OR status = 'error')"
@@ -85,7 +84,7 @@ class ValueReader(FilterReader):
             " WHERE trace_id IN {ids:Array(String)} AND key IN {names:Array(String)} AND rule = '' GROUP BY trace_id, key"
         )
         found: dict[str, dict[str, KeyFeedback]] = {}
-        parameters = QueryParameters.of(ids=keys, names=list(names))
+        parameters = {"ids": keys, "names": list(names)}
         for trace_id, key, (outcome, score, label), own, total in self._db.query(sql, parameters):
             feedback = KeyFeedback(outcome, score, label, total) if own else KeyFeedback(total=total)
             found.setdefault(trace_id, {})[key] = feedback

@@ -3,7 +3,8 @@
 Each insert creates a part per table, so a few large inserts cost the engine much less than many small ones. A request of
 a sender waits for others for up to `COLLECT_SECONDS`. A caller that waits for its result is served at once, as long as
 there have not been too many small inserts lately. While one thread waits for the engine, the other prepares and sends
-the next write, if it is large. A trace is in one write at a time, so that no summary has to be written twice.
+the next write, if it is large. A trace is in one write at a time, so that no summary has to be written twice. So is
+feedback with the same id, of which the later version must be stored last.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Job(NamedTuple):
     future: Future[None]
     is_urgent: bool
     queued: float  # monotonic time
+    ids: frozenset[str]  # of traces and feedback
 
     @property
     def rows(self) -> int:
@@ -50,7 +52,7 @@ class Inserter:
     def __init__(self, write: Callable[[Sequence[Job]], object]) -> None:
         self._write = write
         self._jobs: deque[Job] = deque()
-        self._in_progress = set[str]()  # traces of the running writes
+        self._in_progress = set[str]()  # traces and feedback of the running writes
         self._rows = self._bytes = self._urgent = self._running = 0
         self._ready = threading.Condition()
         self._is_closing = False
@@ -71,7 +73,8 @@ class Inserter:
 
     def put(self, batch: SpanBatch, feedback: Sequence[Feedback], *, is_urgent: bool) -> Future[None]:
         """Queue a job. Raise `Unavailable` if the queue is full. `is_urgent`: the caller waits for the result."""
-        job = Job(batch, feedback, Future(), is_urgent, time.monotonic())
+        ids = frozenset((*batch.trace_ids, *(one.id for one in feedback)))
+        job = Job(batch, feedback, Future(), is_urgent, time.monotonic(), ids)
         with self._ready:
             if self._is_closing or not any(thread.is_alive() for thread in self._threads):
                 raise Closed("the store is closed")
@@ -98,7 +101,7 @@ class Inserter:
             self._write_jobs(jobs)
             with self._ready:
                 self._running -= 1
-                self._in_progress.difference_update(*(job.batch.trace_ids for job in jobs))
+                self._in_progress.difference_update(*(job.ids for job in jobs))
                 self.writes, self.last_write_seconds = self.writes + 1, time.monotonic() - began
                 self._ready.notify()
 
@@ -111,25 +114,25 @@ class Inserter:
                     self._ready.wait(seconds)
                 elif (jobs := self._select()) or not self._jobs:
                     return jobs
-                else:  # all queued jobs have traces of the running write
+                else:  # all queued jobs share traces or feedback with the running write
                     self._ready.wait()
 
     def _select(self) -> list[Job]:
-        """Remove and return the first queued jobs without traces of a running write or of an earlier job that stays."""
+        """Remove and return the first queued jobs that share nothing with a running write or an earlier job that stays."""
         jobs, rows, staying, unavailable = list[Job](), 0, list[Job](), set(self._in_progress)
         while self._jobs and (not rows or rows + self._jobs[0].rows <= MAX_WRITE_ROWS):
             job = self._jobs.popleft()
-            if unavailable.isdisjoint(job.batch.trace_ids):
+            if unavailable.isdisjoint(job.ids):
                 jobs.append(job)
                 rows += job.rows
                 self._bytes -= job.batch.bytes
                 self._urgent -= job.is_urgent
             else:
                 staying.append(job)
-                unavailable.update(job.batch.trace_ids)
+                unavailable.update(job.ids)
         self._jobs.extendleft(reversed(staying))
         if jobs:
-            self._in_progress.update(*(job.batch.trace_ids for job in jobs))
+            self._in_progress.update(*(job.ids for job in jobs))
             self._rows -= rows
             self._running += 1
             if rows < COLLECT_ROWS:
@@ -173,6 +176,8 @@ class Inserter:
 
 def _resolve(jobs: Sequence[Job], error: Exception | None) -> None:
     for job in jobs:
+        if not job.future.set_running_or_notify_cancel():
+            continue  # the sender has gone
         if error is None:
             job.future.set_result(None)
         else:

@@ -189,6 +189,7 @@ def list_sessions(
         [[upto]] = db.query("SELECT max(number) FROM traces")
     else:
         upto, rest = parse_text_cursor(cursor)
+        upto = max(0, upto)  # whatever an invalid cursor has
         having = f" HAVING (latest, id) < {parameters.position(rest)}"
     where = _restrict(list_pages.SortedSet(upto), filter, parameters)
     fetched = db.query(
@@ -278,7 +279,7 @@ def list_feedback(
 def read_feedback(db: Connection, rest: str, trace_ids: Collection[str]) -> Iterator[tuple[str, Feedback]]:
     """Yield trace id and feedback on traces. `rest` is the SQL after the condition on the trace."""
     sql = f"SELECT {FEEDBACK_COLUMNS} FROM feedback FINAL WHERE trace_id IN {{ids:Array(String)}} {rest}"
-    for row in db.query(sql, QueryParameters.of(ids=list(trace_ids))):
+    for row in db.query(sql, {"ids": list(trace_ids)}):
         yield row[1], decode_feedback(row)
 
 
@@ -419,7 +420,7 @@ def _add_groups(db: Connection, by: str, project: str, scores: Sequence[RuleScor
     sql = (
         f"SELECT t.trace_id, {values} FROM {TRACES} WHERE t.trace_id IN {traces}"
         f" UNION ALL SELECT assumeNotNull(t.session_id), groupUniqArrayArray({values}) FROM {TRACES}"
-        f" WHERE has({sessions}, t.session_id) AND {of_project} GROUP BY t.session_id"
+        f" WHERE t.session_id IN {sessions} AND {of_project} GROUP BY t.session_id"
     )
     groups = dict(db.query(sql, parameters))
     return [
@@ -445,10 +446,10 @@ def find_stored_traces(db: Connection, trace_ids: Collection[str]) -> set[str]:
 
 def find_stored_sessions(db: Connection, sessions: Collection[str]) -> set[str]:
     """Return those of the sessions that have at least one stored trace."""
-    return _find_stored(db, "assumeNotNull(t.session_id)", sessions)
+    return _find_stored(db, "t.session_id", sessions)
 
 
 def _find_stored(db: Connection, column: str, values: Iterable[str]) -> set[str]:
     parameters = QueryParameters()
-    where = f"t.span_count > 0 AND has({parameters.texts(values)}, {column})"
+    where = f"t.span_count > 0 AND {column} IN {parameters.texts(values)}"
     return {value for (value,) in db.query(f"SELECT DISTINCT {column} FROM {TRACES} WHERE {where}", parameters)}

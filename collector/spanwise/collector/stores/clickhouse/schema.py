@@ -203,7 +203,7 @@ _FEEDBACK = Table(
 
 _AMENDMENTS = Table(
     name="amendments",
-    arguments="applied",
+    arguments="version",
     order_by="(trace_id, span_id, project, id)",
     ttl=f"toDateTime(intDiv(number, 1000000000)) + toIntervalDay({WAITING_DAYS})",
     rows_per_granule=1024,
@@ -214,8 +214,8 @@ _AMENDMENTS = Table(
         ("id String", "hash of the fields: the same amendment is stored once"),
         ("fields String", "JSON of the fields"),
         ("applied UInt8", "1: part of a stored span, and its feedback is stored"),
-        _FLOOR,
-        (f"number UInt64 DEFAULT {_NUMBER}", "server's time of this insert: order in which amendments apply"),
+        ("number UInt64", "server's time before this insert: order in which amendments apply"),
+        ("version UInt64 DEFAULT 2 * number + applied", "an amendment that arrives again applies again, as the latest"),
     ],
 )
 

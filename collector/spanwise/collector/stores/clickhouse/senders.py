@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
@@ -151,7 +150,7 @@ class Destinations:
     """
 
     def __init__(self, db: Database) -> None:
-        self._db, self._lock = db, threading.Lock()
+        self._db = db
         self._known: dict[str, tuple[str, ...]] = {}
 
     def of(self, project: str) -> Sequence[str]:
@@ -180,5 +179,4 @@ class Destinations:
         known: dict[str, tuple[str, ...]] = {}
         for project, name in self._db.query(sql, {"most": MAX_DESTINATIONS}):
             known[project] = (*known.get(project, ()), name)
-        with self._lock:
-            self._known = known
+        self._known = known

@@ -176,8 +176,7 @@ class SpanWriter:
 
     def find_keep_days(self, project: str) -> int:
         """Return the number of days after which the engine deletes rows of a project; 0: never."""
-        limits = [days for name in ("", project) if (days := self.keep_days.get(name, 0))]
-        return min(limits, default=0)
+        return deletion.find_keep_days(self.keep_days, project)
 
     def summarize(
         self,
@@ -246,6 +245,7 @@ class SpanWriter:
             # The marker has the number of the row that it replaces. A trace that was postponed again has a higher one
             done = {"trace_id": list(due), "is_done": [1] * len(due), "number": list(due.values())}
             self._db.insert("pending_summaries", done)
+            deletion.remove_deleted(self._db, due)
 
 
 def _latest_versions(batches: Iterable[SpanBatch]) -> dict[str, dict[str, SpanRow]]:

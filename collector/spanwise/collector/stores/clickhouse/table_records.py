@@ -37,7 +37,7 @@ class TableRecords(TableReader[Connection]):
 
     def find_trace(self, reader: Connection, cursor: str) -> Sequence[Any] | None:
         sql = f"SELECT {_COLUMNS['runs']} FROM {TRACES} WHERE t.trace_id = {{id:String}} AND t.span_count > 0"
-        return next(iter(reader.query(sql, QueryParameters.of(id=parse_text_cursor(cursor)[1]))), None)
+        return next(iter(reader.query(sql, {"id": parse_text_cursor(cursor)[1]})), None)
 
     def describe_roots(self, reader: Connection, places: Sequence[Place]) -> Mapping[Place, tuple[str, int]]:
         return {place: (place[1], size) for place, (size,) in select_spans(reader, "size", places)}

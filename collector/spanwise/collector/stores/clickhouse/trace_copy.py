@@ -44,7 +44,7 @@ class ClickHouseTraceCopy:
     def list_positions(self, after: int, limit: int) -> list[TracePosition]:
         sql = (
             "SELECT number, trace_id, span_count, start_ns, change FROM traces FINAL WHERE number > {after:UInt64}"
-            " ORDER BY number LIMIT {limit:UInt64}"
+            " ORDER BY number LIMIT {limit:UInt64} WITH TIES"  # two inserts may assign the same numbers
         )
         rows = self._db.query(sql, {"after": after, "limit": limit})
         changes = self._read_feedback_changes([row[1] for row in rows])

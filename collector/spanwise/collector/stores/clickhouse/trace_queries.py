@@ -133,7 +133,7 @@ class TraceQueries(TraceReader[Connection]):
     def select_headers(self, reader: Connection, trace_ids: Collection[str]) -> Sequence[Row]:
         columns = f"t.trace_id, t.trace_id, t.root, t.size, {COMPLETE_SQL}, t.dropped, t.calls_sent"
         sql = f"SELECT {columns} FROM {TRACES} WHERE t.trace_id IN {{ids:Array(String)}}"
-        return reader.query(sql, QueryParameters.of(ids=list(trace_ids)))
+        return reader.query(sql, {"ids": list(trace_ids)})
 
     def select_feedback(self, reader: Connection, keys: Collection[str]) -> Iterable[tuple[str, Feedback]]:
         return record_lists.read_feedback(reader, "ORDER BY created_ns, number", keys)
@@ -158,7 +158,7 @@ class TraceQueries(TraceReader[Connection]):
 
     def find_trace(self, reader: Connection, trace_id: str) -> StoredTrace | None:
         sql = f"SELECT t.trace_id, t.root, t.span_count FROM {TRACES} WHERE t.trace_id = {{id:String}}"
-        return next((StoredTrace(*row) for row in reader.query(sql, QueryParameters.of(id=trace_id))), None)
+        return next((StoredTrace(*row) for row in reader.query(sql, {"id": trace_id})), None)
 
     def select_tree(self, reader: Connection, key: str) -> Sequence[Row]:
         sql = f"SELECT {', '.join(RunNode._fields)} FROM spans FINAL WHERE trace_id = {{id:String}}"
@@ -174,7 +174,7 @@ class TraceQueries(TraceReader[Connection]):
     def find_position(self, reader: Connection, key: str, span_id: str) -> Position | None:
         where = "WHERE trace_id = {id:String} AND span_id = {span:String}"
         sql = f"SELECT start_ns, -end_ns, span_id FROM spans FINAL {where}"
-        return next(iter(reader.query(sql, QueryParameters.of(id=key, span=span_id))), None)
+        return next(iter(reader.query(sql, {"id": key, "span": span_id})), None)
 
     def list_later(self, reader: Connection, key: str, position: Position | None, limit: int) -> Sequence[Row]:
         parameters = QueryParameters()

@@ -198,13 +198,14 @@ OUTLET_COLUMNS = tuple(field.name for field in fields(Outlet) if field.name != "
 def take_outgoing(
     rows: Iterable[Sequence[Any]], decode: Callable[[Sequence[Any]], OutgoingFeedback]
 ) -> list[OutgoingFeedback]:
-    """Return the feedback of the first rows that have about `MAX_READ_CHARACTERS`."""
+    """Return the feedback of the first rows that have about `MAX_READ_CHARACTERS`, and of others with the last number."""
     found, size = list[OutgoingFeedback](), 0
     for row in rows:
         size += sum(len(value) for value in row if isinstance(value, str))
-        if found and size > MAX_READ_CHARACTERS:
+        outgoing = decode(row)
+        if found and size > MAX_READ_CHARACTERS and outgoing.number != found[-1].number:
             break
-        found.append(decode(row))
+        found.append(outgoing)
     return found
 
 
