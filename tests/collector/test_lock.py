@@ -242,3 +242,16 @@ def test_a_start_on_a_port_that_is_taken_leaves_nothing_behind(file: Path, tmp_p
         other = tmp_path / "other.db"
         assert "is in use by" in outcome(SERVE, "--port", str(server.port), "--store", other)
         assert not list(tmp_path.glob("other*"))
+
+
+def test_a_store_whose_folder_was_removed_can_be_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    store = SQLiteStore(folder / "spanwise.db")
+    shutil.rmtree(folder)
+    store._file._lock.announce_again()  # the background jobs do so after a while
+    store.close()
+    folder.mkdir()
+    with SQLiteStore(folder / "spanwise.db") as again:
+        again.append([run()])
+        assert again.count()["traces"] == 1

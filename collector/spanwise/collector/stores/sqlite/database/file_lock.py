@@ -126,6 +126,7 @@ class FileLock:
         """
         if self._announcement is not None:
             self._announcement.close()
+            self._announcement = None
         try:
             for _ in range(2):
                 if os.path.islink(self._announcement_path):
