@@ -21,6 +21,7 @@ EXAMPLES = {KEY: 20, None: 2}
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("key", [KEY, None], ids=["with a key", "without one"])
 def test_no_request_makes_the_api_fail(tmp_path: Path, key: str | None) -> None:
     description = tmp_path / "openapi.json"

@@ -11,6 +11,7 @@ from integration.serving import ROOT
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_nothing_acknowledged_is_lost_and_nothing_is_answered_wrong(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     malice = importlib.import_module("malice")

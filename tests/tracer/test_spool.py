@@ -158,7 +158,7 @@ class Spools(RuleBasedStateMachine):
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.parametrize("examples", [6, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [6, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_any_processes_in_any_order(examples: int) -> None:
     run_state_machine_as_test(Spools, settings=settings(max_examples=examples, stateful_step_count=15, deadline=None))
 
