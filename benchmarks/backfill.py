@@ -175,12 +175,15 @@ def run_kills(traces: int, kills: int, workers: int, seed: int) -> list[str]:
 
 
 def _pause(scene: Scene, id: str, calls: Counter[int]) -> list[str]:
-    """Pause a backfill, check that calls end, and resume it."""
+    """Pause a backfill, check that calls end, and resume it.
+
+    Rows that were leased before are finished. A worker that has lost the collector may do so as long as its lease.
+    """
     scene.change(id, "paused")
     before = -1
-    while before != sum(calls.values()):  # leased rows are finished
+    while before != sum(calls.values()):
         before = sum(calls.values())
-        time.sleep(1)
+        time.sleep(CLAIM)
     time.sleep(2)
     after = sum(calls.values())
     scene.change(id, "running")

@@ -30,12 +30,14 @@ MIN_MEMORY_BYTES = 6 * 2**30
 at_home_before = set(HOME_SPOOL.glob("*/*"))
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let programs that tests start be interrupted, and keep spool and judges' cache out of the user's home."""
     # A shell's background job ignores SIGINT, and hands that down.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.pop("PYTEST_ADDOPTS", None)  # what is asked of this run is not asked of one that a test starts
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        # options of this run are not those of one that a test starts. Workers of this run still have to read them
+        os.environ.pop("PYTEST_ADDOPTS", None)
     temporary_files_in_memory()
     spool_elsewhere()
     no_cache()
