@@ -116,6 +116,16 @@ def test_a_deletion_that_was_interrupted_between_two_tables_is_completed(traces:
     assert [count_rows(traces, table) for table in ("spans", "feedback")] == [0, 0]
 
 
+def test_an_interrupted_deletion_of_many_traces_is_completed_at_once(
+    traces: ClickHouseTraces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces.append(many := [run() for _ in range(5)])
+    deletion._put_tombstones(traces._db, [one.trace_id for one in many], "interrupted")
+    monkeypatch.setattr(deletion, "BATCH_TRACES", 2)
+    assert deletion.complete_deletions(traces._db, age_s=0) == 5
+    assert count_rows(traces, "spans") == 0
+
+
 def test_a_collector_that_starts_completes_deletions_of_the_last_days(
     traces: ClickHouseTraces, empty_clickhouse: str
 ) -> None:

@@ -181,10 +181,11 @@ def complete_deletions(db: Database, since_s: int = RECENT_SECONDS, age_s: int =
     )
     rows = " UNION ALL ".join(f"SELECT trace_id FROM {table} WHERE trace_id IN ({deleted})" for table in _TABLES)
     sql = f"SELECT DISTINCT trace_id FROM ({rows}) LIMIT {BATCH_TRACES}"
-    ids = [row[0] for row in db.query(sql, {"since": since_s, "age": age_s})]
-    if ids:
+    count = 0
+    while ids := [row[0] for row in db.query(sql, {"since": since_s, "age": age_s})]:
         remove_rows(db, ids)
-    return len(ids)
+        count += len(ids)
+    return count
 
 
 def _delete(db: Database, table: str, where: str, parameters: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ def validate_filters(filters: Sequence[Filter]) -> list[Filter]:
 
 
 def parse_change_number(cursor: str) -> int:
-    """Return the change number of a cursor; -1 for a text that is none."""
+    """Return the change number of a cursor; -1 if the text is not a change number."""
     return int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
 
 

@@ -1,7 +1,7 @@
 """Operations that all trace backends implement alike, in terms of the query functions of a backend.
 
-A backend has a module of functions for each of the protocols below. Their first argument is what the backend reads
-with: a connection, or a reader in a snapshot. The operations of `TraceOperations` complete the filter, open a reader,
+A backend has a module of functions for each of the protocols below. Their first argument is a connection,
+or a reader of a snapshot. The operations of `TraceOperations` complete the filter, open a reader,
 and call one of the functions.
 """
 
@@ -141,7 +141,7 @@ class TraceOperations(ABC, Generic[R]):
 
     @abstractmethod
     def _read(self) -> AbstractContextManager[R]:
-        """Return what the functions of the backend read with."""
+        """Return the connection, or the snapshot, from which the query functions of the backend read."""
 
     @abstractmethod
     def add_feedback(self, feedback: Sequence[Feedback]) -> None: ...
